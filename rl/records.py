@@ -1,0 +1,199 @@
+"""The records that cross actor boundaries and land in traces.
+
+Invariants:
+- Every record is frozen, typed and carries `schema_version`; unknown fields are
+  refused on reading.
+- `Sample` holds tokens exactly as the engine saw and sampled them: a token that
+  the model did not sample has mask 0 and logprob 0.
+- An `EpisodeRecord` is terminal: `graded` has a finite reward and a version,
+  `masked` and `cancelled` have no reward at all.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SCHEMA_VERSION = 1
+
+Outcome = Literal["graded", "masked", "cancelled"]
+StopReason = Literal[
+    "completed",  # the model ended the episode itself, or its turns were used up as planned
+    "turn_limit",
+    "context_limit",
+    "time_limit",
+    "no_command",  # no usable command in too many consecutive turns
+    "infrastructure",
+    "cancelled",
+]
+
+
+class Record(BaseModel):
+    """Base of all records."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+
+
+class TaskRef(Record):
+    """A task package pinned by content."""
+
+    name: str = Field(description="package name, unique within a campaign")
+    digest: str = Field(description="Harbor content digest, sha256 hex")
+    path: str = Field(description="package folder, relative to the campaign's task root")
+    family: str = Field(default="", description="family within a bank; empty if unknown")
+    instruction: str = Field(description="what the agent is told")
+
+
+class AttemptSpec(Record):
+    """One attempt, as the scheduler dispatches it."""
+
+    attempt_id: str = Field(description="unique within the campaign")
+    group_id: str = Field(description="the group, or the evaluation cell, it belongs to")
+    task: TaskRef
+    version: int = Field(ge=0, description="policy version v that samples it")
+    arm: str | None = Field(default=None, description="evaluation arm; None in training")
+    served_model: str = Field(description="name under which the replica serves the weights")
+    replica: int = Field(ge=0, description="replica index")
+    base_url: str = Field(description="the replica's address, http://host:port")
+    seed: int = Field(description="sampling seed of the first turn")
+
+
+class Sample(Record):
+    """One training sequence; a compaction branch makes a second one.
+
+    All four lists have one entry per token.
+    """
+
+    token_ids: list[int]
+    sampled: list[bool] = Field(description="true where the model sampled the token")
+    logprobs: list[float] = Field(
+        description="sampler's logprob after temperature, nats; 0 where not sampled"
+    )
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Sample:
+        if not len(self.token_ids) == len(self.sampled) == len(self.logprobs):
+            raise ValueError("token_ids, sampled and logprobs differ in length")
+        return self
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that are trained on."""
+        return sum(self.sampled)
+
+
+class TurnRecord(Record):
+    """One model turn and what its command did."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    text: str = Field(description="the completion, decoded")
+    finish_reason: str
+    command: str | None = Field(default=None, description="the command that was run")
+    exit_code: int | None = Field(default=None, description="124: stopped at its time limit")
+    output: str = Field(default="", description="what the model was shown of its output")
+    note: str = Field(default="", description="what the harness told the model instead")
+    generate_s: float = 0.0
+    execute_s: float = 0.0
+
+
+class Failure(Record):
+    """Why an attempt was masked."""
+
+    kind: str = Field(description="error class, such as SandboxError")
+    message: str
+
+
+class EpisodeRecord(Record):
+    """How one attempt ended."""
+
+    attempt_id: str
+    group_id: str
+    task_name: str
+    task_digest: str
+    version: int
+    arm: str | None = None
+    replica: int
+    outcome: Outcome
+    reward: float | None = None
+    stop_reason: StopReason
+    samples: list[Sample] = Field(default_factory=list)
+    turns: list[TurnRecord] = Field(default_factory=list)
+    timings: dict[str, float] = Field(
+        default_factory=dict, description="seconds by stage: create, agent, verify, stop, total"
+    )
+    verifier_log: str = Field(default="", description="the verifier's output, cut")
+    failure: Failure | None = None
+    started_at: float = Field(description="unix time, s")
+
+    @model_validator(mode="after")
+    def _terminal(self) -> EpisodeRecord:
+        if self.outcome == "graded":
+            if self.reward is None or not math.isfinite(self.reward):
+                raise ValueError("a graded episode has a finite reward")
+        elif self.reward is not None:
+            raise ValueError(f"a {self.outcome} episode has no reward")
+        if (self.outcome == "masked") != (self.failure is not None):
+            raise ValueError("failure is given exactly for a masked episode")
+        return self
+
+
+class Group(Record):
+    """The graded attempts of one group, ready to be trained on."""
+
+    group_id: str
+    task_name: str
+    version: int
+    episodes: list[EpisodeRecord]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Rewards in attempt order."""
+        return [episode.reward for episode in self.episodes if episode.reward is not None]
+
+    @property
+    def zero_variance(self) -> bool:
+        """Whether all rewards are equal, so that no advantage is left."""
+        return len(set(self.rewards)) < 2
+
+
+class UpdateMetrics(Record):
+    """What one update did."""
+
+    update: int
+    loss: float
+    grad_norm: float
+    lr: float
+    reward_mean: float
+    reward_std: float
+    episodes: int
+    zero_variance_groups: int
+    sampled_tokens: int
+    total_tokens: int
+    mismatch_kl: float = Field(description="mean of r - 1 - ln r, sampler against trainer, nats")
+    ratio_min: float
+    ratio_max: float
+    clipped_fraction: float
+    entropy: float = Field(description="mean entropy of the sampled positions, nats")
+    staleness: dict[int, int] = Field(description="episodes by staleness")
+    seconds: float = Field(description="wall time of the update, s")
+
+
+class Probe(Record):
+    """The trainer's logprobs of a fixed prompt under one version."""
+
+    token_ids: list[int]
+    logprobs: list[float] = Field(description="of token_ids[1:], temperature 1, nats")
+
+
+class AdapterBytes(Record):
+    """A PEFT adapter as files, and its probe."""
+
+    version: int
+    files: dict[str, bytes] = Field(description="file name to content, a PEFT directory")
+    sha256: str = Field(description="over the sorted names and contents")
+    probe: Probe
