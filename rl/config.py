@@ -139,9 +139,7 @@ class EpisodeConfig(Section):
 
     concurrency: Positive = Field(description="episodes in flight at once, over all workers")
     workers: Positive = Field(default=2, description="episode worker processes")
-    deadline_s: Seconds = Field(
-        description="one deadline over create, agent, verify and stop, s"
-    )
+    deadline_s: Seconds = Field(description="one deadline over create, agent, verify and stop, s")
     verifier_timeout_s: Seconds = Field(default=120.0, description="limit of one verifier run, s")
 
     @model_validator(mode="after")
@@ -286,9 +284,7 @@ class TrainerConfig(Section):
     lora: LoraConfig = Field(default=LoraConfig(), description="the adapter")
     optimizer: OptimizerConfig = Field(description="optimizer")
     loss: LossConfig = Field(default=LossConfig(), description="objective")
-    micro_batch_tokens: Positive = Field(
-        default=8192, description="padded tokens per forward pass"
-    )
+    micro_batch_tokens: Positive = Field(default=8192, description="padded tokens per forward pass")
     gradient_checkpointing: bool = Field(default=False, description="trade time for memory")
     update_timeout_s: Seconds = Field(default=3600.0, description="limit of one update, s")
 
@@ -305,9 +301,7 @@ class HeldoutConfig(Section):
     """Held-out evaluation of base and final weights."""
 
     attempts: Positive = Field(description="attempts per task and arm")
-    shards: Positive = Field(
-        default=2, description="disjoint sets of tasks, each on one replica"
-    )
+    shards: Positive = Field(default=2, description="disjoint sets of tasks, each on one replica")
     tasks: Positive | None = Field(
         default=None, description="evaluate only the first so many held-out tasks"
     )

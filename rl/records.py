@@ -197,3 +197,15 @@ class AdapterBytes(Record):
     files: dict[str, bytes] = Field(description="file name to content, a PEFT directory")
     sha256: str = Field(description="over the sorted names and contents")
     probe: Probe
+
+
+class Publication(Record):
+    """How one version was published."""
+
+    version: int
+    replicas: list[int] = Field(description="replicas that serve it, proven")
+    failed: dict[int, str] = Field(description="replicas taken out of rotation, and why")
+    seconds: float = Field(description="wall time of the whole publication, s")
+    parts: dict[int, dict[str, float]] = Field(
+        description="per replica: write, load, probe, total, s; probe_diff in nats"
+    )

@@ -1,0 +1,57 @@
+"""Hands one attempt to a worker and brings back its terminal record.
+
+Invariant: whatever dies on the way, the caller gets exactly one record for the
+attempt; a worker that is gone masks it, since infrastructure failed and not the
+model.
+"""
+
+from __future__ import annotations
+
+import time
+
+from actors.calls import call
+from actors.cluster import Cluster
+from rl.errors import InfrastructureError
+from rl.records import AttemptSpec, EpisodeRecord, Failure
+
+# Beyond the episode's own deadline: stopping a sandbox and carrying the record.
+RETURN_GRACE_S = 60.0
+
+
+async def run_on_worker(cluster: Cluster, spec: AttemptSpec, deadline_s: float) -> EpisodeRecord:
+    """Run `spec` on the freest worker.
+
+    Args:
+        cluster: has a free slot.
+        spec: the attempt.
+        deadline_s: the episode's own deadline, s.
+    """
+    started = time.time()
+    worker = cluster.free_worker()
+    try:
+        return await call(
+            worker.handle.run.remote(spec),
+            deadline_s + RETURN_GRACE_S,
+            f"attempt {spec.attempt_id}",
+        )
+    except InfrastructureError as error:
+        return masked(spec, error, started)
+    finally:
+        worker.busy -= 1
+
+
+def masked(spec: AttemptSpec, error: InfrastructureError, started: float) -> EpisodeRecord:
+    """The record of an attempt whose worker failed."""
+    return EpisodeRecord(
+        attempt_id=spec.attempt_id,
+        group_id=spec.group_id,
+        task_name=spec.task.name,
+        task_digest=spec.task.digest,
+        version=spec.version,
+        arm=spec.arm,
+        replica=spec.replica,
+        outcome="masked",
+        stop_reason="infrastructure",
+        failure=Failure(kind=type(error).__name__, message=str(error)),
+        started_at=started,
+    )

@@ -1,0 +1,48 @@
+"""Calls to actors: every one has a deadline and fails by a type of `rl.errors`.
+
+Ray turns an exception into its own, holding ours as the cause; a dead actor
+into an `ActorDiedError`.  Both are turned back here, once, so that nobody else
+needs to know Ray's exceptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rl.errors import CampaignError, DeadlineExceeded, InfrastructureError
+
+
+async def call(ref: Any, deadline_s: float, who: str) -> Any:
+    """Await an actor call.
+
+    Args:
+        ref: the object reference that `.remote()` returned.
+        deadline_s: how long to wait, s.
+        who: names actor and method in errors.
+
+    Raises:
+        DeadlineExceeded: no answer in time.
+        InfrastructureError: the actor, or its node, is gone.
+        CampaignError: what the method raised, as its own type.
+    """
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await ref
+    except TimeoutError:
+        raise DeadlineExceeded(f"no answer within {deadline_s:.0f} s", who) from None
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, CampaignError):
+            raise cause from None
+        raise
+    except RayError as error:
+        raise InfrastructureError(_first_line(error), who) from error
+
+
+def _first_line(error: Exception) -> str:
+    """The first line that says something: Ray's messages run over many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,215 @@
+"""The campaign's actors: started together, stopped in order.
+
+Invariants:
+- Whatever was started is stopped, also when a start fails half-way or the
+  person at the terminal interrupts it; engines first lose their work, then
+  their processes, then their actors.
+- No actor restarts by itself: a restart is a decision of the campaign.
+- Every actor has a name and lives in the campaign's own Ray namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actors.calls import call
+from rl.config import CampaignConfig
+from rl.errors import InfrastructureError
+
+WORKER_START_S = 180.0
+TRAINER_START_S = 900.0
+STOP_GRACE_S = 15.0
+# Beside its slots a worker answers control calls.
+CONTROL_CALLS = 8
+# Threads that share cores must sleep, not spin, while they wait.
+SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "HARBOR_TELEMETRY": "0"}
+
+
+@dataclass
+class WorkerSlots:
+    """One episode worker and how many of its slots are taken."""
+
+    handle: Any
+    slots: int
+    busy: int = 0
+
+
+@dataclass
+class Cluster:
+    """Handles of all actors of one campaign."""
+
+    config: CampaignConfig
+    replicas: list[Any] = field(default_factory=list[Any])
+    base_urls: list[str] = field(default_factory=list[str])
+    workers: list[WorkerSlots] = field(default_factory=list[WorkerSlots])
+    broadcaster: Any = None
+    trainer: Any = None
+
+    def free_worker(self) -> WorkerSlots:
+        """The worker with the most free slots; takes one of them."""
+        worker = max(self.workers, key=lambda w: w.slots - w.busy)
+        if worker.busy >= worker.slots:
+            raise InfrastructureError("no free slot", "episode workers")
+        worker.busy += 1
+        return worker
+
+    async def stop_trainer(self) -> None:
+        """Stop the trainer; the replicas go on serving."""
+        if self.trainer is not None:
+            _kill(self.trainer)
+            self.trainer = None
+
+    async def stop(self) -> list[str]:
+        """Stop everything in order; returns what did not stop by itself."""
+        problems: list[str] = []
+        calls = [
+            *((f"worker {i}", w.handle.drain.remote()) for i, w in enumerate(self.workers)),
+            *((f"replica {i}", r.stop.remote()) for i, r in enumerate(self.replicas)),
+        ]
+        results = await asyncio.gather(
+            *(call(ref, STOP_GRACE_S, who) for who, ref in calls), return_exceptions=True
+        )
+        for (who, _), result in zip(calls, results, strict=True):
+            if isinstance(result, BaseException):
+                problems.append(f"{who}: {result}")
+        handles = [w.handle for w in self.workers] + self.replicas
+        for handle in [*handles, self.broadcaster, self.trainer]:
+            if handle is not None:
+                _kill(handle)
+        self.workers, self.replicas, self.broadcaster, self.trainer = [], [], None, None
+        return problems
+
+
+def connect(address: str | None, namespace: str, dashboard: bool = True) -> str:
+    """Connect to a Ray cluster, or start one here; returns where the dashboard is.
+
+    Args:
+        address: of an existing cluster; None takes RAY_ADDRESS, or starts one.
+        namespace: the campaign's run id.
+        dashboard: whether a cluster that is started here has a dashboard.
+
+    Raises:
+        InfrastructureError: the cluster can't be reached or started.
+    """
+    import logging
+
+    import ray
+
+    address = address or os.environ.get("RAY_ADDRESS")
+    options: dict[str, Any] = (
+        {"address": address}
+        if address
+        else {
+            "address": "local",
+            "include_dashboard": dashboard,
+        }
+    )
+    try:
+        context = ray.init(
+            **options,
+            namespace=namespace,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise InfrastructureError(
+            f"Ray could not be reached or started: {str(error).splitlines()[0]}",
+            address or "local",
+            "check the address with `ray status`, or unset RAY_ADDRESS to run on this machine",
+        ) from error
+    return context.dashboard_url or ""
+
+
+async def start_serving(cluster: Cluster, model_dir: Path, run_dir: Path, task_root: Path) -> None:
+    """Start replicas, broadcaster and episode workers; all are ready on return.
+
+    Raises:
+        CampaignError: something did not start; the caller stops the cluster.
+    """
+    from actors.broadcaster import WeightBroadcaster
+    from actors.episodes import EpisodeWorker
+    from actors.replica import Replica
+
+    config = cluster.config
+    api_key = secrets.token_urlsafe(24)
+    need = config.resources
+    for index in range(config.engine.replicas):
+        actor = _remote(
+            Replica, f"replica-{index}", need.replica_cpus, need.replica_gpus, CONTROL_CALLS
+        )
+        cluster.replicas.append(actor.remote(index, config, model_dir, run_dir, api_key))
+    for index, slots in enumerate(_split(config.episodes.concurrency, config.episodes.workers)):
+        actor = _remote(
+            EpisodeWorker,
+            f"episodes-{index}",
+            need.worker_cpus,
+            max_concurrency=slots + CONTROL_CALLS,
+        )
+        handle = actor.remote(index, config, model_dir, task_root, api_key)
+        cluster.workers.append(WorkerSlots(handle, slots))
+    broadcaster = _remote(WeightBroadcaster, "broadcaster", 0.0, max_concurrency=CONTROL_CALLS)
+    cluster.broadcaster = broadcaster.remote(config, cluster.replicas)
+    starts = [
+        call(replica.start.remote(), config.engine.start_timeout_s, f"replica {index} start")
+        for index, replica in enumerate(cluster.replicas)
+    ]
+    ready = [
+        call(worker.handle.ready.remote(), WORKER_START_S, f"episode worker {index} start")
+        for index, worker in enumerate(cluster.workers)
+    ]
+    cluster.base_urls = await asyncio.gather(*starts)
+    await asyncio.gather(*ready)
+
+
+async def start_trainer(
+    cluster: Cluster, model_dir: Path, checkpoints: Path, resume: Path | None
+) -> int:
+    """Start the trainer; returns the version it stands at.
+
+    Raises:
+        CampaignError: the model does not load, or there is too little memory.
+    """
+    from actors.trainer import Trainer
+
+    need = cluster.config.resources
+    actor = _remote(Trainer, "trainer", need.trainer_cpus, need.trainer_gpus)
+    cluster.trainer = actor.remote(cluster.config, model_dir, checkpoints, resume)
+    version: int = await call(cluster.trainer.ready.remote(), TRAINER_START_S, "trainer start")
+    return version
+
+
+def _remote(
+    cls: type, name: str, cpus: float, gpus: float = 0.0, max_concurrency: int | None = None
+) -> Any:
+    """The actor class with its name, resources and concurrent calls."""
+    import ray
+
+    actor: Any = ray.remote(cls)
+    concurrency = {} if max_concurrency is None else {"max_concurrency": max_concurrency}
+    return actor.options(
+        **concurrency,
+        name=name,
+        num_cpus=cpus,
+        num_gpus=gpus,
+        max_restarts=0,
+        runtime_env={"env_vars": SHARED_CORES},
+    )
+
+
+def _split(slots: int, workers: int) -> list[int]:
+    """Slots spread over workers as evenly as can be."""
+    base, extra = divmod(slots, workers)
+    return [base + (index < extra) for index in range(workers)]
+
+
+def _kill(handle: Any) -> None:
+    """End an actor's process; one that is gone already is no problem."""
+    import ray
+
+    ray.kill(handle)

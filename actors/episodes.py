@@ -1,0 +1,187 @@
+"""The episode worker: an async actor whose slots each run one episode.
+
+Invariants:
+- `run` returns one terminal `EpisodeRecord` for every attempt it is given, or
+  raises a bug; it never retries and never scores what infrastructure broke.
+- An episode talks to one replica under one served version from start to end.
+- The sandbox is stopped on every way out, cancellation included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from pathlib import Path
+
+from rl.agent.chat import Chat
+from rl.agent.client import EngineClient, SamplingParams
+from rl.agent.harness import AgentResult, BashAgent, Generated
+from rl.agent.shell import Shell
+from rl.config import CampaignConfig
+from rl.records import AttemptSpec, EpisodeRecord, TaskRef
+from sandboxes.attempt import AttemptLimits, AttemptResult, run_attempt
+from sandboxes.provider import SandboxProvider
+from sandboxes.tasks import TaskPackage, load_package, verify_digest
+
+# The client's own limit lies this far behind the harness's deadline, so that a
+# model out of time is told apart from an engine that does not answer.
+CLIENT_GRACE_S = 5.0
+VERIFIER_LOG_LIMIT = 4_000
+
+
+class EpisodeWorker:
+    """Runs attempts, many at once, each in a sandbox of its own.
+
+    Args:
+        index: which worker this is.
+        config: the campaign's configuration.
+        model_dir: the tokenizer is read from here.
+        task_root: folder of the task packages.
+        api_key: the replicas' key, if they have one.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        config: CampaignConfig,
+        model_dir: Path,
+        task_root: Path,
+        api_key: str | None = None,
+    ) -> None:
+        self._index = index
+        self._config = config
+        self._task_root = task_root
+        self._client = EngineClient(api_key)
+        self._chat = Chat(model_dir, config.model, config.agent)
+        self._provider = SandboxProvider(config.sandbox)
+        self._packages: dict[str, TaskPackage] = {}
+        self._running: dict[str, asyncio.Task[EpisodeRecord]] = {}
+        self._finished = 0
+
+    def __repr__(self) -> str:
+        return f"EpisodeWorker {self._index} running {len(self._running)} done {self._finished}"
+
+    async def ready(self) -> int:
+        """The worker's index, once it is constructed."""
+        return self._index
+
+    async def run(self, spec: AttemptSpec) -> EpisodeRecord:
+        """Run one attempt to its terminal record."""
+        task = asyncio.ensure_future(self._run(spec))
+        self._running[spec.attempt_id] = task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            return self._record(spec, time.time(), None, cancelled=True)
+        finally:
+            self._running.pop(spec.attempt_id, None)
+            self._finished += 1
+
+    async def cancel(self, attempt_id: str) -> bool:
+        """End a running attempt; its `run` returns a `cancelled` record."""
+        task = self._running.get(attempt_id)
+        return task.cancel() if task is not None else False
+
+    async def drain(self) -> int:
+        """Cancel all attempts and wait until their sandboxes are gone; returns how many."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._config.sandbox.stop_timeout_s)
+        await self._client.close()
+        return len(tasks)
+
+    async def _run(self, spec: AttemptSpec) -> EpisodeRecord:
+        started = time.time()
+        package = self._package(spec.task)
+
+        async def agent(shell: Shell, deadline: float) -> AgentResult:
+            return await self._agent(spec).run(spec.task.instruction, shell, deadline)
+
+        result = await run_attempt(package, self._provider, agent, self._limits(), spec.attempt_id)
+        return self._record(spec, started, result)
+
+    def _agent(self, spec: AttemptSpec) -> BashAgent:
+        config = self._config
+
+        async def generate(prompt: list[int], turn: int, left: float) -> Generated:
+            sampling = SamplingParams(
+                max_tokens=config.agent.max_new_tokens,
+                temperature=config.agent.temperature,
+                seed=_turn_seed(spec.seed, turn),
+                stop_token_ids=tuple(self._chat.stop_token_ids),
+                stop=tuple(self._chat.stop_strings),
+            )
+            timeout = min(config.engine.request_timeout_s, left + CLIENT_GRACE_S)
+            done = await self._client.generate(
+                spec.base_url, spec.served_model, prompt, sampling, timeout
+            )
+            return Generated(done.token_ids, done.logprobs, done.finish_reason)
+
+        return BashAgent(self._chat, config.agent, generate, config.engine.max_model_len)
+
+    def _limits(self) -> AttemptLimits:
+        config = self._config
+        return AttemptLimits(
+            deadline_s=config.episodes.deadline_s,
+            create_s=config.sandbox.create_timeout_s,
+            verifier_s=config.episodes.verifier_timeout_s,
+            stop_s=config.sandbox.stop_timeout_s,
+        )
+
+    def _package(self, task: TaskRef) -> TaskPackage:
+        """The task's package, loaded and checked against its digest once."""
+        package = self._packages.get(task.digest)
+        if package is None:
+            package = load_package(self._task_root / task.path, task.name)
+            verify_digest(package, task.digest)
+            self._packages[task.digest] = package
+        return package
+
+    def _record(
+        self,
+        spec: AttemptSpec,
+        started: float,
+        result: AttemptResult[AgentResult] | None,
+        cancelled: bool = False,
+    ) -> EpisodeRecord:
+        agent = result.agent if result is not None else None
+        if result is None or cancelled:
+            outcome, stop = "cancelled", "cancelled"
+        elif result.outcome == "masked":
+            outcome, stop = "masked", "infrastructure"
+        else:
+            outcome = "graded"
+            stop = agent.stop_reason if agent is not None else "infrastructure"
+        return EpisodeRecord(
+            attempt_id=spec.attempt_id,
+            group_id=spec.group_id,
+            task_name=spec.task.name,
+            task_digest=spec.task.digest,
+            version=spec.version,
+            arm=spec.arm,
+            replica=spec.replica,
+            outcome=outcome,
+            reward=result.reward if result is not None and outcome == "graded" else None,
+            stop_reason=stop,
+            samples=agent.samples if agent is not None else [],
+            turns=agent.turns if agent is not None else [],
+            timings=dict(result.timings) if result is not None else {},
+            verifier_log=result.verifier_log[-VERIFIER_LOG_LIMIT:] if result is not None else "",
+            failure=result.failure if result is not None and outcome == "masked" else None,
+            started_at=started,
+        )
+
+
+def attempt_seed(campaign_seed: int, attempt_id: str) -> int:
+    """The sampling seed of an attempt: a function of campaign seed and id alone."""
+    digest = hashlib.sha256(f"{campaign_seed}/{attempt_id}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1  # engines take a signed 32-bit seed
+
+
+def _turn_seed(seed: int, turn: int) -> int:
+    """The seed of one turn, so that turns of an attempt draw different noise."""
+    return (seed + 7919 * turn) & 0x7FFF_FFFF

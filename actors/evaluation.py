@@ -1,0 +1,173 @@
+"""Held-out evaluation: disjoint shards, one replica each, arm after arm.
+
+Invariants:
+- Every shard runs the arms in the given order, and all attempts of one arm
+  before the next: an attempt sees one arm's weights from start to end.
+- Each cell (arm, task) gets exactly the configured number of graded attempts,
+  unless infrastructure failed more often than the retries allow: then the cell
+  is short, which the audit reports, and never filled with zeros.
+- Graded attempts of an earlier, interrupted evaluation are kept, not repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from actors.attempts import run_on_worker
+from actors.calls import call
+from actors.cluster import Cluster
+from actors.episodes import attempt_seed
+from rl.config import CampaignConfig
+from rl.errors import EngineError
+from rl.evidence.recorder import Recorder
+from rl.progress import Progress
+from rl.records import AdapterBytes, AttemptSpec, EpisodeRecord, TaskRef
+
+BASE_SERVED_AS = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One set of weights under evaluation; no adapter means the base model."""
+
+    name: str
+    version: int
+    adapter: AdapterBytes | None
+
+    @property
+    def served_as(self) -> str:
+        """The name under which a replica serves it."""
+        return BASE_SERVED_AS if self.adapter is None else f"arm-{self.name}"
+
+
+def shards(tasks: Sequence[TaskRef], count: int) -> list[list[TaskRef]]:
+    """Disjoint shards whose sizes differ by one at most (23 tasks: 12 and 11)."""
+    return [list(tasks[index::count]) for index in range(count)]
+
+
+@dataclass
+class HeldoutLoop:
+    """Runs the evaluation.
+
+    Args:
+        config: the campaign's configuration.
+        cluster: running replicas and workers.
+        tasks: the held-out tasks.
+        arms: base first.
+        recorder: where evidence goes; also says what an earlier run has done.
+        progress: what the person sees.
+    """
+
+    config: CampaignConfig
+    cluster: Cluster
+    tasks: Sequence[TaskRef]
+    arms: Sequence[Arm]
+    recorder: Recorder
+    progress: Progress
+    _graded: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    _launched: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+
+    async def run(self) -> None:
+        """Run every missing attempt.
+
+        Raises:
+            CampaignError: a replica failed, or an arm could not be proven.
+        """
+        for record in self.recorder.records():
+            if record.arm is not None:
+                self._count(record)
+        parts = shards(self.tasks, self.config.heldout.shards)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for replica, part in enumerate(parts):
+                    group.create_task(self._shard(replica, part))
+        except BaseExceptionGroup as errors:
+            raise _first_leaf(errors) from errors
+
+    async def _shard(self, replica: int, tasks: Sequence[TaskRef]) -> None:
+        slots = self._slots(replica)
+        for arm in self.arms:
+            if arm.adapter is not None:
+                await call(
+                    self.cluster.replicas[replica].load_named.remote(arm.served_as, arm.adapter),
+                    self.config.engine.start_timeout_s,
+                    f"replica {replica} load {arm.name}",
+                )
+            gate = asyncio.Semaphore(slots)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.config.heldout.attempts):
+                    for task in tasks:
+                        group.create_task(self._cell(replica, arm, task, gate))
+
+    def _slots(self, replica: int) -> int:
+        """This shard's part of the episode slots, at least one."""
+        count = self.config.heldout.shards
+        base, extra = divmod(self.config.episodes.concurrency, count)
+        return max(1, base + (replica < extra))
+
+    async def _cell(self, replica: int, arm: Arm, task: TaskRef, gate: asyncio.Semaphore) -> None:
+        """One more graded attempt in this cell, if it still needs one."""
+        cell = (arm.name, task.digest)
+        async with gate:
+            for _ in range(1 + self.config.schedule.attempt_retries):
+                if self._graded[cell] >= self.config.heldout.attempts:
+                    return
+                spec = self._spec(replica, arm, task, self._launched[cell])
+                self._launched[cell] += 1
+                self._graded[cell] += 1  # claimed; given back below if it was not graded
+                self.recorder.dispatched(spec)
+                record = await run_on_worker(self.cluster, spec, self.config.episodes.deadline_s)
+                self.recorder.finished(record)
+                self.progress.heldout(record)
+                if record.outcome == "graded":
+                    return
+                self._graded[cell] -= 1
+                await self._require_alive(replica)
+
+    def _spec(self, replica: int, arm: Arm, task: TaskRef, number: int) -> AttemptSpec:
+        attempt_id = f"heldout-{arm.name}-{task.name}-k{number}"
+        return AttemptSpec(
+            attempt_id=attempt_id,
+            group_id=f"heldout-{arm.name}-{task.name}",
+            task=task,
+            version=arm.version,
+            arm=arm.name,
+            served_model=arm.served_as,
+            replica=replica,
+            base_url=self.cluster.base_urls[replica],
+            seed=attempt_seed(self.config.seed, attempt_id),
+        )
+
+    def _count(self, record: EpisodeRecord) -> None:
+        cell = (str(record.arm), record.task_digest)
+        self._launched[cell] += 1
+        if record.outcome == "graded":
+            self._graded[cell] += 1
+
+    async def _require_alive(self, replica: int) -> None:
+        """An outage must end the evaluation, not eat every attempt's retries.
+
+        Raises:
+            EngineError: the replica is gone.
+        """
+        try:
+            await call(
+                self.cluster.replicas[replica].health.remote(),
+                self.config.engine.control_timeout_s,
+                f"replica {replica} health",
+            )
+        except Exception as error:
+            raise EngineError(
+                f"the replica of this shard failed: {error}",
+                f"replica {replica}",
+                "see its log in the campaign's directory, then continue with --resume",
+            ) from error
+
+
+def _first_leaf(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error inside nested groups."""
+    first = errors.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

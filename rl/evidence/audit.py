@@ -1,0 +1,148 @@
+"""The audit: re-derives what a campaign claims from its raw traces.
+
+Invariants:
+- It needs the campaign's directory and this package, nothing else, and it
+  changes nothing.
+- It stops at no finding: damaged evidence is a finding, and whatever can still
+  be checked is checked.
+- Every finding names the record.  No findings means that each claim in
+  `rl.evidence.checks` was derived again and held.
+- An unfinished campaign has findings: what is missing can't be vouched for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import from_json
+
+from rl.errors import EvidenceError
+from rl.evidence import checks
+from rl.evidence.checks import Material
+from rl.evidence.events import Event
+from rl.evidence.frozen import Frozen, load_frozen
+from rl.evidence.layout import CampaignDir
+from rl.evidence.lines import JsonLines
+from rl.evidence.rows import Arms, Audit, Finding
+from rl.evidence.summary import Summary, load_evidence, read_json, summarize
+from rl.evidence.traces import Frame, TornTraceError, parse_record, read_frames
+from rl.records import EpisodeRecord
+
+# Fields of a summary that the audit derives again; the others change after it.
+_DERIVED_FIELDS = (
+    "updates_done",
+    "reward_first",
+    "reward_last",
+    "heldout",
+    "train",
+    "evaluation",
+    "staleness",
+)
+
+
+def audit(directory: CampaignDir) -> Audit:
+    """Audit a campaign's directory.
+
+    Raises:
+        EvidenceError: frozen.json is missing or unreadable, so nothing can be checked.
+    """
+    frozen = load_frozen(directory)
+    findings: list[Finding] = []
+    material = _gather(directory, frozen, findings)
+    for check in checks.ALL:
+        findings.extend(check(material))
+    if not findings:
+        findings.extend(_check_summary(directory))
+    return Audit(
+        run_id=frozen.run_id,
+        checked={
+            "training episodes": len(material.train),
+            "held-out episodes": len(material.heldout),
+            "updates": len(material.updates),
+            "tasks": len(frozen.train) + len(frozen.heldout),
+            "arms": len(material.arms.arms) if material.arms else 0,
+        },
+        findings=findings,
+    )
+
+
+def _gather(directory: CampaignDir, frozen: Frozen, findings: list[Finding]) -> Material:
+    """Read everything; what can't be read becomes a finding."""
+
+    def attempt[T](code: str, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except EvidenceError as error:
+            findings.append(Finding(code=code, where=error.where, message=error.what))
+            return otherwise
+
+    events = JsonLines(directory.events, Event)
+    return Material(
+        directory=directory,
+        frozen=frozen,
+        config=attempt("config-unreadable", frozen.campaign_config, None),
+        train=list(_records(directory.train_trace, findings)),
+        heldout=list(_records(directory.heldout_trace, findings)),
+        metrics=attempt("damaged-metrics", directory.metrics_rows().read, []),
+        updates=attempt("damaged-updates", directory.update_rows().read, []),
+        events=attempt("damaged-events", events.read, []),
+        arms=attempt("damaged-arms", lambda: read_json(directory.arms, Arms), None),
+    )
+
+
+def _records(path: Path, findings: list[Finding]) -> Iterable[EpisodeRecord]:
+    """The valid records of a trace, without tokens and turns."""
+    try:
+        for frame in read_frames(path):
+            try:
+                record = parse_record(frame, path)
+            except EvidenceError as error:
+                findings.append(_invalid_record(frame, error))
+                continue
+            yield record.model_copy(update={"samples": [], "turns": []})
+    except TornTraceError as error:
+        findings.append(Finding(code="torn-trace", where=error.where, message=error.what))
+    except EvidenceError as error:
+        findings.append(Finding(code="damaged-trace", where=error.where, message=error.what))
+
+
+def _invalid_record(frame: Frame, error: EvidenceError) -> Finding:
+    """Name what is wrong with a record that its type refuses."""
+    try:
+        raw: Any = from_json(frame.data)
+    except ValueError:
+        raw = None
+    code, where = "invalid-record", error.where
+    if isinstance(raw, dict):
+        where = f"attempt {raw.get('attempt_id')} ({error.where})"
+        if raw.get("outcome") in ("masked", "cancelled") and raw.get("reward") is not None:
+            code = "masked-reward"
+    return Finding(code=code, where=where, message=error.what)
+
+
+def _check_summary(directory: CampaignDir) -> list[Finding]:
+    """Compare summary.json with the numbers derived again, field by field."""
+    try:
+        claimed = read_json(directory.summary, Summary)
+        if claimed is None:
+            return []
+        derived = summarize(load_evidence(directory))
+    except EvidenceError as error:
+        return [Finding(code="summary-unreadable", where=error.where, message=error.what)]
+    return [
+        Finding(
+            code="summary-differs",
+            where=f"summary.json {name}",
+            message=f"says {_short(claimed, name)}, the traces say {_short(derived, name)}",
+        )
+        for name in _DERIVED_FIELDS
+        if getattr(claimed, name) != getattr(derived, name)
+    ]
+
+
+def _short(model: BaseModel, name: str, limit: int = 200) -> str:
+    text = str(getattr(model, name))
+    return text if len(text) <= limit else f"{text[:limit]}..."

@@ -1,0 +1,378 @@
+"""The claims of a campaign, each derived again by one function.
+
+Invariants:
+- A check is a pure function from `Material` to findings; none raises on bad
+  evidence, and none depends on another having passed.
+- A check whose material could not be read yields nothing: the reading already
+  made a finding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rl.config import CampaignConfig, ScheduleConfig
+from rl.evidence.events import DISPATCH, Event
+from rl.evidence.files import sha256_files
+from rl.evidence.frozen import Frozen, config_digest
+from rl.evidence.layout import CampaignDir
+from rl.evidence.rows import ArmPin, Arms, Finding, TrainedGroup, UpdateRow
+from rl.records import EpisodeRecord, TaskRef, UpdateMetrics
+
+REWARD_TOLERANCE: Final = 1e-4  # the trainer may sum rewards in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """All that could be read; episodes are without tokens and turns."""
+
+    directory: CampaignDir
+    frozen: Frozen
+    config: CampaignConfig | None
+    train: list[EpisodeRecord]
+    heldout: list[EpisodeRecord]
+    metrics: list[UpdateMetrics]
+    updates: list[UpdateRow]
+    events: list[Event]
+    arms: Arms | None
+
+    @property
+    def evaluated(self) -> list[TaskRef]:
+        """The held-out tasks that the configuration evaluates."""
+        count = self.config.heldout_tasks if self.config else len(self.frozen.heldout)
+        return self.frozen.heldout[:count]
+
+
+def check_frozen(material: Material) -> Iterator[Finding]:
+    """The configuration has its digest; no held-out task is trained on."""
+    frozen = material.frozen
+    if config_digest(frozen.config) != frozen.config_digest:
+        yield Finding(
+            code="config-digest",
+            where="frozen.json config",
+            message=f"does not have the digest {frozen.config_digest[:16]} that was frozen",
+        )
+    trained = {task.digest: task.name for task in frozen.train}
+    for task in frozen.heldout:
+        if task.digest in trained:
+            yield Finding(
+                code="leaked-task",
+                where=f"held-out task {task.name}",
+                message=f"has the content of training task {trained[task.digest]}",
+            )
+
+
+def check_identities(material: Material) -> Iterator[Finding]:
+    """Attempt ids are unique over the campaign; every dispatched one ended."""
+    ends = Counter(record.attempt_id for record in [*material.train, *material.heldout])
+    for attempt_id, count in ends.items():
+        if count > 1:
+            yield Finding(
+                code="duplicate-attempt",
+                where=f"attempt {attempt_id}",
+                message=f"ended {count} times; an attempt ends once",
+            )
+    for event in material.events:
+        attempt_id = event.fields.get("attempt_id")
+        if event.kind == DISPATCH and attempt_id not in ends:
+            yield Finding(
+                code="lost-attempt",
+                where=f"attempt {attempt_id}",
+                message="was dispatched and never ended",
+            )
+
+
+def check_rewards(material: Material) -> Iterator[Finding]:
+    """Every reward has a verifier's log, and none stands for a failed machine."""
+    for record in [*material.train, *material.heldout]:
+        if record.outcome != "graded":
+            continue
+        where = f"attempt {record.attempt_id}"
+        if not record.verifier_log.strip():
+            yield Finding(
+                code="no-verifier-log",
+                where=where,
+                message=f"has reward {record.reward} without a verifier log",
+            )
+        if record.stop_reason in ("infrastructure", "cancelled"):
+            yield Finding(
+                code="infrastructure-scored",
+                where=where,
+                message=f"stopped by '{record.stop_reason}', yet has reward {record.reward}",
+            )
+
+
+def check_tasks(material: Material) -> Iterator[Finding]:
+    """Every episode ran a task that was frozen for its stage."""
+    stages = (
+        ("training", material.train, material.frozen.train),
+        ("held-out", material.heldout, material.evaluated),
+    )
+    for stage, records, tasks in stages:
+        digests = {task.name: task.digest for task in tasks}
+        for record in records:
+            if digests.get(record.task_name) != record.task_digest:
+                known = record.task_name in digests
+                problem = "has other content" if known else f"is no {stage} task"
+                yield Finding(
+                    code="unknown-task",
+                    where=f"attempt {record.attempt_id}",
+                    message=f"ran {record.task_name}, which {problem}",
+                )
+
+
+def check_sequence(material: Material) -> Iterator[Finding]:
+    """Updates 1 to the last were each made once, and each has its metrics."""
+    if material.config is None:
+        return
+    wanted = range(1, material.config.schedule.updates + 1)
+    sources = (
+        ("updates.jsonl", [row.update for row in material.updates]),
+        ("metrics.jsonl", [row.update for row in material.metrics]),
+    )
+    for name, updates in sources:
+        counts = Counter(updates)
+        for update in sorted({*wanted, *counts}):
+            count = counts[update]
+            if count == 0:
+                yield Finding(
+                    code="missing-update", where=f"{name} update {update}", message="has no row"
+                )
+            elif count > 1 or update not in wanted:
+                yield Finding(
+                    code="unexpected-update",
+                    where=f"{name} update {update}",
+                    message=f"has {count} rows; updates 1 to {wanted[-1]} have one each",
+                )
+
+
+def check_batches(material: Material) -> Iterator[Finding]:
+    """Batches are whole, fresh and graded, and no attempt is trained on twice."""
+    if material.config is None:
+        return
+    schedule = material.config.schedule
+    by_id = {record.attempt_id: record for record in material.train}
+    by_group: dict[str, list[EpisodeRecord]] = defaultdict(list)
+    for record in material.train:
+        by_group[record.group_id].append(record)
+    trained: dict[str, int] = {}
+    for row in material.updates:
+        if len(row.groups) != schedule.groups_per_batch:
+            yield Finding(
+                code="batch-size",
+                where=f"update {row.update}",
+                message=f"has {len(row.groups)} groups; {schedule.groups_per_batch} configured",
+            )
+        for group in row.groups:
+            yield from _check_group(group, row.update, by_group[group.group_id], schedule)
+            for attempt_id in group.attempt_ids:
+                if attempt_id in trained:
+                    yield Finding(
+                        code="trained-twice",
+                        where=f"attempt {attempt_id}",
+                        message=f"is in update {trained[attempt_id]} and update {row.update}",
+                    )
+                trained[attempt_id] = row.update
+                yield from _check_trained(
+                    attempt_id, by_id.get(attempt_id), group, row.update, schedule.max_staleness
+                )
+
+
+def _check_group(
+    group: TrainedGroup, update: int, records: list[EpisodeRecord], schedule: ScheduleConfig
+) -> Iterator[Finding]:
+    """A trained group is whole but for masked attempts, of one task and version."""
+    where = f"group {group.group_id} of update {update}"
+    absent = schedule.group_size - len(group.attempt_ids)
+    excused = sum(record.outcome != "graded" for record in records)
+    if absent < 0 or absent > excused or len(group.attempt_ids) < schedule.min_group:
+        yield Finding(
+            code="group-size",
+            where=where,
+            message=f"has {len(group.attempt_ids)} attempts; {schedule.group_size} configured "
+            f"and {excused} masked or cancelled",
+        )
+    graded = {record.attempt_id for record in records if record.outcome == "graded"}
+    for attempt_id in sorted(graded - set(group.attempt_ids)):
+        yield Finding(
+            code="omitted-attempt",
+            where=f"attempt {attempt_id}",
+            message=f"was graded, but left out of its {where}",
+        )
+    tasks = sorted({record.task_name for record in records})
+    if len(tasks) > 1:
+        yield Finding(code="mixed-tasks", where=where, message=f"has several tasks: {tasks}")
+
+
+def _check_trained(
+    attempt_id: str,
+    record: EpisodeRecord | None,
+    group: TrainedGroup,
+    update: int,
+    max_staleness: int,
+) -> Iterator[Finding]:
+    """A trained attempt was graded, in its group, on its version, within the bound."""
+    where = f"attempt {attempt_id} of update {update}"
+    if record is None:
+        yield Finding(code="missing-attempt", where=where, message="is in no trace")
+        return
+    if record.outcome != "graded":
+        yield Finding(code="trained-ungraded", where=where, message=f"is {record.outcome}")
+    if record.group_id != group.group_id:
+        yield Finding(
+            code="wrong-group", where=where, message=f"is of group {record.group_id} in the trace"
+        )
+    if record.version != group.version:
+        yield Finding(
+            code="mixed-versions",
+            where=where,
+            message=f"is of version {record.version}, its group of version {group.version}",
+        )
+    staleness = update - 1 - record.version
+    if not 0 <= staleness <= max_staleness:
+        yield Finding(
+            code="stale-episode",
+            where=where,
+            message=f"has staleness {staleness} (version {record.version}); "
+            f"the bound is {max_staleness}",
+        )
+
+
+def check_metrics(material: Material) -> Iterator[Finding]:
+    """Each update's metrics agree with the episodes it trained on."""
+    by_id = {record.attempt_id: record for record in material.train}
+    rows = {row.update: row for row in material.updates}
+    for metrics in material.metrics:
+        row = rows.get(metrics.update)
+        if row is None:
+            continue
+        pairs = [
+            (group, by_id[attempt_id])
+            for group in row.groups
+            for attempt_id in group.attempt_ids
+            if attempt_id in by_id
+        ]
+        rewards = [record.reward for _, record in pairs if record.reward is not None]
+        mean = math.fsum(rewards) / len(rewards) if rewards else math.nan
+        staleness = Counter(row.update - 1 - record.version for _, record in pairs)
+        claims = (
+            ("episodes", metrics.episodes, len(pairs), metrics.episodes == len(pairs)),
+            (
+                "reward_mean",
+                metrics.reward_mean,
+                mean,
+                math.isclose(metrics.reward_mean, mean, abs_tol=REWARD_TOLERANCE),
+            ),
+            (
+                "staleness",
+                metrics.staleness,
+                dict(staleness),
+                {k: n for k, n in metrics.staleness.items() if n} == dict(staleness),
+            ),
+        )
+        for name, claimed, derived, agree in claims:
+            if not agree:
+                yield Finding(
+                    code="metrics-differ",
+                    where=f"metrics.jsonl update {metrics.update}",
+                    message=f"{name} says {claimed}, the trace says {derived}",
+                )
+
+
+def check_heldout(material: Material) -> Iterator[Finding]:
+    """Each arm has exactly the configured graded attempts at each task, on its weights."""
+    if material.config is None:
+        return
+    if material.arms is None:
+        yield Finding(
+            code="missing-arms", where="arms.json", message="missing, or unreadable: see above"
+        )
+        return
+    versions = {pin.arm: pin.version for pin in material.arms.arms}
+    counts: Counter[tuple[str, str]] = Counter()
+    masked: Counter[tuple[str, str]] = Counter()
+    for record in material.heldout:
+        cell = (record.arm or "(none)", record.task_name)
+        counts[cell] += record.outcome == "graded"
+        masked[cell] += record.outcome != "graded"
+        if record.arm not in versions:
+            message = f"belongs to arm {record.arm}, which arms.json does not know"
+            yield Finding(code="unknown-arm", where=f"attempt {record.attempt_id}", message=message)
+        elif record.version != versions[record.arm]:
+            yield Finding(
+                code="arm-version",
+                where=f"attempt {record.attempt_id}",
+                message=f"ran version {record.version}; arm {record.arm} is "
+                f"version {versions[record.arm]}",
+            )
+    wanted = material.config.heldout.attempts
+    for arm in versions:
+        for task in material.evaluated:
+            cell = (arm, task.name)
+            if counts[cell] != wanted:
+                yield Finding(
+                    code="heldout-count",
+                    where=f"arm {arm} task {task.name}",
+                    message=f"has {counts[cell]} graded attempts, not {wanted}"
+                    f" ({masked[cell]} masked or cancelled)",
+                )
+
+
+def check_adapters(material: Material) -> Iterator[Finding]:
+    """Each arm's adapter is the one that its update made, byte for byte."""
+    if material.arms is None:
+        return
+    made = {row.update: row.adapter_sha256 for row in material.updates}
+    for pin in material.arms.arms:
+        trained = made.get(pin.version)
+        if trained is not None and trained != pin.adapter_sha256:
+            yield Finding(
+                code="adapter-swapped",
+                where=f"arm {pin.arm}",
+                message=f"has adapter {(pin.adapter_sha256 or 'none')[:16]}; update {pin.version} "
+                f"made {trained[:16]}",
+            )
+        yield from _check_adapter_files(material, pin)
+    newest = max((row.update for row in material.updates), default=0)
+    if material.arms.final.version != newest:
+        yield Finding(
+            code="arm-version",
+            where=f"arm {material.arms.final.arm}",
+            message=f"is version {material.arms.final.version}; the last update made {newest}",
+        )
+
+
+def _check_adapter_files(material: Material, pin: ArmPin) -> Iterator[Finding]:
+    if pin.directory is None:
+        return
+    folder = material.directory.root / pin.directory
+    if not folder.is_dir():
+        yield Finding(
+            code="adapter-missing", where=f"arm {pin.arm}", message=f"{pin.directory} is gone"
+        )
+        return
+    found = sha256_files(folder)
+    for name in sorted(pin.files.keys() | found.keys()):
+        if pin.files.get(name) != found.get(name):
+            yield Finding(
+                code="adapter-swapped",
+                where=f"arm {pin.arm} file {pin.directory}/{name}",
+                message="is not what arms.json pins",
+            )
+
+
+ALL: Final[tuple[Callable[[Material], Iterator[Finding]], ...]] = (
+    check_frozen,
+    check_identities,
+    check_rewards,
+    check_tasks,
+    check_sequence,
+    check_batches,
+    check_metrics,
+    check_heldout,
+    check_adapters,
+)

@@ -1,0 +1,314 @@
+"""What a campaign is started with, and the proof that it has not changed.
+
+Invariants:
+- frozen.json is written once, before the first submission, and never again.
+- Everything that decides the campaign's course is pinned by content: the
+  configuration, every task, the model's files, the code.
+- No training task is held out: the two sets are disjoint by content digest.
+- `verify_frozen` names every part that differs; it never says only "changed".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field, ValidationError
+
+from rl.config import CampaignConfig, ModelConfig, parse_config
+from rl.errors import ConfigurationError, EvidenceError
+from rl.evidence.files import create_exclusive, json_bytes, sha256_files
+from rl.evidence.layout import CampaignDir
+from rl.evidence.lines import first_problem
+from rl.records import Record, TaskRef
+
+_GIT_TIMEOUT_S = 30.0  # a status of a large tree on a cold disk takes a few seconds
+_PACKAGES: Final = (
+    "ray",
+    "torch",
+    "transformers",
+    "peft",
+    "safetensors",
+    "harbor",
+    "renderers",
+    "pydantic",
+    "numpy",
+    "zstandard",
+    "modal",
+)
+
+
+class ModelPin(Record):
+    """The base model by content."""
+
+    name: str
+    source: str = Field(description="packaged, hub or path")
+    pin: str = Field(description="commit, packaged file's sha256, or the local path")
+    files: dict[str, str] = Field(description="sha256 by file of the model directory")
+
+
+class CodePin(Record):
+    """The program by content."""
+
+    commit: str | None = Field(description="git commit; None outside a checkout")
+    dirty: bool = Field(description="whether the checkout differs from the commit")
+    diff_sha256: str | None = Field(default=None, description="of the difference, if dirty")
+    packages: dict[str, str] = Field(description="version by package")
+
+
+class Frozen(Record):
+    """All that a campaign was started with: frozen.json."""
+
+    run_id: str
+    created_at: float = Field(description="unix time, s")
+    config: dict[str, Any] = Field(description="the whole configuration")
+    config_digest: str
+    train: list[TaskRef]
+    heldout: list[TaskRef]
+    model: ModelPin
+    code: CodePin
+
+    def campaign_config(self) -> CampaignConfig:
+        """The configuration as a typed tree.
+
+        Raises:
+            EvidenceError: this version of the project can't read it.
+        """
+        try:
+            return parse_config(self.config, where="frozen.json")
+        except ConfigurationError as error:
+            raise EvidenceError(
+                f"the frozen configuration does not parse: {error.what}",
+                "frozen.json",
+                f"use the project at commit {self.code.commit or 'that wrote it'}",
+            ) from error
+
+
+def freeze(
+    directory: CampaignDir,
+    config: CampaignConfig,
+    *,
+    train: Sequence[TaskRef],
+    heldout: Sequence[TaskRef],
+    model: ModelPin,
+    code: CodePin,
+    now: float | None = None,
+) -> Frozen:
+    """Write frozen.json.
+
+    Raises:
+        ConfigurationError: a task is in both sets, or twice in one.
+        EvidenceError: the campaign is frozen already.
+    """
+    require_disjoint(train, heldout)
+    frozen = Frozen(
+        run_id=directory.run_id,
+        created_at=time.time() if now is None else now,
+        config=config.model_dump(mode="json"),
+        config_digest=config.digest(),
+        train=list(train),
+        heldout=list(heldout),
+        model=model,
+        code=code,
+    )
+    create_exclusive(directory.frozen, json_bytes(frozen))
+    return frozen
+
+
+def load_frozen(directory: CampaignDir) -> Frozen:
+    """Read frozen.json.
+
+    Raises:
+        EvidenceError: it is missing or no valid record.
+    """
+    try:
+        return Frozen.model_validate_json(directory.frozen.read_bytes())
+    except FileNotFoundError:
+        raise EvidenceError(
+            "missing: the campaign stopped before it was frozen",
+            str(directory.frozen),
+            "start it again under another --run-id",
+        ) from None
+    except ValidationError as error:
+        raise EvidenceError(
+            f"not a valid record: {first_problem(error)}", str(directory.frozen)
+        ) from None
+
+
+def verify_frozen(
+    directory: CampaignDir,
+    config: CampaignConfig,
+    *,
+    train: Sequence[TaskRef],
+    heldout: Sequence[TaskRef],
+    model: ModelPin,
+    code: CodePin | None = None,
+) -> Frozen:
+    """Prove that a campaign continues with what it was started with.
+
+    Args:
+        directory: the campaign.
+        config: the configuration now.
+        train: the training tasks now.
+        heldout: the held-out tasks now.
+        model: the model now.
+        code: the code now; None accepts any.
+
+    Raises:
+        EvidenceError: frozen.json contradicts itself or is missing.
+        ConfigurationError: something differs; the message names each part.
+    """
+    frozen = load_frozen(directory)
+    if config_digest(frozen.config) != frozen.config_digest:
+        raise EvidenceError(
+            "the configuration in it does not have the digest in it", str(directory.frozen)
+        )
+    differences = [
+        *_config_differences(frozen.config, config.model_dump(mode="json")),
+        *_task_differences("training", frozen.train, train),
+        *_task_differences("held-out", frozen.heldout, heldout),
+        *_model_differences(frozen.model, model),
+        *(_code_differences(frozen.code, code) if code is not None else []),
+    ]
+    if differences:
+        raise ConfigurationError(
+            "\n  - ".join(["differs from what the campaign was started with", *differences]),
+            str(directory.frozen),
+            "restore what was frozen, or start a new campaign under another --run-id",
+        )
+    return frozen
+
+
+def require_disjoint(train: Sequence[TaskRef], heldout: Sequence[TaskRef]) -> None:
+    """Refuse task sets that share content or name a task twice.
+
+    Raises:
+        ConfigurationError: naming the tasks.
+    """
+    seen: dict[str, str] = {}
+    for kind, tasks in (("training", train), ("held-out", heldout)):
+        for task in tasks:
+            if task.digest in seen:
+                raise ConfigurationError(
+                    f"{kind} task '{task.name}' has the content of {seen[task.digest]}",
+                    f"digest {task.digest[:16]}",
+                    "remove one of them: evaluation would measure what was trained on"
+                    if kind == "held-out"
+                    else "remove one of them",
+                )
+            seen[task.digest] = f"{kind} task '{task.name}'"
+
+
+def config_digest(config: dict[str, Any]) -> str:
+    """The digest of a dumped configuration, as `CampaignConfig.digest` makes it."""
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def pin_model(config: ModelConfig, directory: Path) -> ModelPin:
+    """Pin the model in `directory` by the content of its files."""
+    pin = config.revision or config.sha256 or config.path or ""
+    return ModelPin(name=config.name, source=config.source, pin=pin, files=sha256_files(directory))
+
+
+def pin_code(root: Path) -> CodePin:
+    """Pin the project in `root`, a checkout or an installed copy.
+
+    Raises:
+        EvidenceError: git fails in a checkout.
+    """
+    packages = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
+    if not (root / ".git").exists():
+        return CodePin(commit=None, dirty=False, packages=packages)
+    commit = _git(root, "rev-parse", "HEAD").decode().strip()
+    difference = hashlib.sha256(_git(root, "diff", "HEAD", "--binary"))
+    untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z").split(b"\0")
+    for name in sorted(filter(None, untracked)):
+        path = root / name.decode(errors="surrogateescape")
+        difference.update(b"\0" + name + b"\0" + (path.read_bytes() if path.is_file() else b""))
+    dirty = bool(_git(root, "status", "--porcelain").strip())
+    return CodePin(
+        commit=commit,
+        dirty=dirty,
+        diff_sha256=difference.hexdigest() if dirty else None,
+        packages=packages,
+    )
+
+
+def _git(root: Path, *arguments: str) -> bytes:
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(root), *arguments],
+            capture_output=True,
+            check=True,
+            timeout=_GIT_TIMEOUT_S,
+        )
+    except FileNotFoundError:
+        raise EvidenceError(
+            "git is not installed, so the code can't be pinned", str(root), "install git"
+        ) from None
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        detail = (error.stderr or b"").decode(errors="replace").strip() or str(error)
+        raise EvidenceError(f"git {arguments[0]} failed: {detail}", str(root)) from error
+    return done.stdout
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _config_differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found.extend(_config_differences(before, after, f"{prefix}{key}."))
+        elif before != after:
+            found.append(f"configuration {prefix}{key}: {before!r} -> {after!r}")
+    return found
+
+
+def _task_differences(kind: str, old: Sequence[TaskRef], new: Sequence[TaskRef]) -> list[str]:
+    before = {task.name: task.digest for task in old}
+    after = {task.name: task.digest for task in new}
+    found = [f"{kind} task '{name}' is gone" for name in sorted(before.keys() - after.keys())]
+    found += [f"{kind} task '{name}' is new" for name in sorted(after.keys() - before.keys())]
+    changed = [name for name in before if name in after and before[name] != after[name]]
+    found += [f"{kind} task '{name}' has other content" for name in changed]
+    if not found and list(before) != list(after):
+        found.append(f"the {kind} tasks are in another order")
+    return found
+
+
+def _model_differences(old: ModelPin, new: ModelPin) -> list[str]:
+    found = [
+        f"model {field}: {getattr(old, field)!r} -> {getattr(new, field)!r}"
+        for field in ("name", "source", "pin")
+        if getattr(old, field) != getattr(new, field)
+    ]
+    names = sorted(old.files.keys() | new.files.keys())
+    changed = [name for name in names if old.files.get(name) != new.files.get(name)]
+    return found + [f"model file {name} differs" for name in changed]
+
+
+def _code_differences(old: CodePin, new: CodePin) -> list[str]:
+    found = [
+        f"code {field}: {getattr(old, field)!r} -> {getattr(new, field)!r}"
+        for field in ("commit", "diff_sha256")
+        if getattr(old, field) != getattr(new, field)
+    ]
+    names = sorted(old.packages.keys() | new.packages.keys())
+    return found + [
+        f"package {name}: {old.packages.get(name)} -> {new.packages.get(name)}"
+        for name in names
+        if old.packages.get(name) != new.packages.get(name)
+    ]

@@ -1,0 +1,120 @@
+"""Writes a campaign's evidence while it runs, and closes it after a crash.
+
+Invariants:
+- A dispatch is recorded before its attempt is handed to a worker, and an
+  attempt's terminal record is on disk before anything is decided from it.
+- `reconcile` gives every attempt that was dispatched and never ended, because
+  the driver died, its one terminal record: cancelled.
+- Rows of updates past the resumed checkpoint are set aside, never deleted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from rl.evidence.events import DISPATCH, PUBLISH, EventLog, read_events
+from rl.evidence.layout import CampaignDir
+from rl.evidence.rows import TrainedGroup, UpdateRow
+from rl.evidence.traces import TraceWriter, read_traces
+from rl.records import AttemptSpec, EpisodeRecord, Group, Publication, UpdateMetrics
+
+
+class Recorder:
+    """The one writer of a campaign's directory.
+
+    Args:
+        directory: the campaign; torn tails are repaired first.
+    """
+
+    def __init__(self, directory: CampaignDir) -> None:
+        self.directory = directory
+        self.repaired = directory.repair()
+        self.events = EventLog(directory.events)
+        self._train = TraceWriter(directory.train_trace)
+        self._heldout = TraceWriter(directory.heldout_trace)
+        self._metrics = directory.metrics_rows()
+        self._updates = directory.update_rows()
+
+    def close(self) -> None:
+        """Release the traces."""
+        self._train.close()
+        self._heldout.close()
+
+    def dispatched(self, spec: AttemptSpec) -> None:
+        """An attempt is about to be handed to a worker."""
+        self.events.append(
+            DISPATCH,
+            attempt_id=spec.attempt_id,
+            group_id=spec.group_id,
+            task=spec.task.name,
+            digest=spec.task.digest,
+            version=spec.version,
+            replica=spec.replica,
+            arm=spec.arm,
+        )
+
+    def finished(self, record: EpisodeRecord) -> None:
+        """An attempt came to its one end."""
+        (self._heldout if record.arm is not None else self._train).append(record)
+
+    def published(self, publication: Publication) -> None:
+        """A version became current."""
+        self.events.append(
+            PUBLISH,
+            version=publication.version,
+            seconds=publication.seconds,
+            replicas=list(publication.replicas),
+            failed={str(key): value for key, value in publication.failed.items()},
+            parts={str(key): dict(value) for key, value in publication.parts.items()},
+        )
+
+    def updated(self, metrics: UpdateMetrics, groups: Iterable[Group], adapter: str) -> None:
+        """An update was made, from these groups."""
+        trained = [
+            TrainedGroup(
+                group_id=group.group_id,
+                version=group.version,
+                attempt_ids=[episode.attempt_id for episode in group.episodes],
+            )
+            for group in groups
+        ]
+        self._updates.append(
+            UpdateRow(update=metrics.update, groups=trained, adapter_sha256=adapter)
+        )
+        self._metrics.append(metrics)
+
+    def reconcile(self, updates_done: int) -> tuple[int, int]:
+        """After a driver's death: (attempts closed as cancelled, rows set aside)."""
+        ended = {record.attempt_id for record in self.records()}
+        lost = 0
+        for event in read_events(self.directory.events):
+            fields = event.fields
+            if event.kind != DISPATCH or fields["attempt_id"] in ended:
+                continue
+            self.finished(_cancelled(fields))
+            lost += 1
+        return lost, self.directory.rewind(updates_done)
+
+    def records(self) -> Iterable[EpisodeRecord]:
+        """Every terminal record so far."""
+        yield from read_traces(self.directory.train_trace)
+        yield from read_traces(self.directory.heldout_trace)
+
+
+def _cancelled(fields: Mapping[str, object]) -> EpisodeRecord:
+    """The terminal record of an attempt that died with its driver."""
+    return EpisodeRecord.model_validate(
+        {
+            "attempt_id": fields["attempt_id"],
+            "group_id": fields["group_id"],
+            "task_name": fields["task"],
+            "task_digest": fields["digest"],
+            "version": fields["version"],
+            "arm": fields["arm"],
+            "replica": fields["replica"],
+            "outcome": "cancelled",
+            "stop_reason": "cancelled",
+            "started_at": time.time(),
+        }
+    )

@@ -1,0 +1,88 @@
+"""Files and directories that survive a crash at any point.
+
+Invariants:
+- A file is on the disk, whole, when `write_file` returns.
+- A directory comes into being under its final name only by one `rename`, after
+  everything inside it has been synced: whoever sees the name sees it complete.
+- Names that start with `TEMPORARY` belong to a writer at work or to one that died.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+TEMPORARY = ".tmp-"
+_READ_SIZE = 1 << 20  # bytes hashed at a time: bounded memory for any file
+
+
+def sha256(content: bytes) -> str:
+    """sha256 of `content`, hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's content, hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_READ_SIZE):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Create `path` with `content`, synced; it must not exist yet."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync(path: Path) -> None:
+    """Flush a file that someone else wrote, or a directory's entries, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_directory(path: Path) -> None:
+    """Create the directory `path`; it must not exist yet."""
+    path.mkdir()
+
+
+def ensure_directory(path: Path) -> None:
+    """Create `path` with its parents, durably, unless it is there."""
+    if not path.is_dir():
+        ensure_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Give a finished directory its name, durably; `final` must not exist."""
+    temporary.rename(final)
+    sync(final.parent)
+
+
+def remove(directory: Path) -> None:
+    """Remove a published directory so that no moment shows it half removed."""
+    doomed = directory.with_name(f"{TEMPORARY}removed-{directory.name}")
+    if doomed.exists():
+        shutil.rmtree(doomed)
+    directory.rename(doomed)
+    sync(directory.parent)
+    shutil.rmtree(doomed)
+
+
+def clear_temporary(root: Path) -> None:
+    """Remove what writers that died have left in `root`; only its one writer may call this."""
+    for path in sorted(root.glob(f"{TEMPORARY}*")):
+        shutil.rmtree(path)

@@ -1,0 +1,105 @@
+"""What a campaign would do, in words and numbers, without starting anything.
+
+Invariant: a plan is a pure function of the configuration; it needs no model, no
+task and no cluster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl.config import CampaignConfig
+
+
+def plan(config: CampaignConfig) -> dict[str, Any]:
+    """Resources, bounds and counts of a campaign, ready for JSON."""
+    schedule, engine, heldout = config.schedule, config.engine, config.heldout
+    ahead = (schedule.max_staleness + 1) * schedule.batch_size
+    return {
+        "name": config.name,
+        "config_digest": config.digest(),
+        "model": {
+            "name": config.model.name,
+            "source": config.model.source,
+            "pin": config.model.revision or config.model.sha256 or config.model.path,
+            "dtype": config.model.dtype,
+        },
+        "tasks": {
+            "source": config.tasks.path or config.tasks.source,
+            "train": config.tasks.train,
+            "heldout": config.tasks.heldout,
+        },
+        "training": {
+            "updates": schedule.updates,
+            "batch_size": schedule.batch_size,
+            "group_size": schedule.group_size,
+            "episodes": config.training_episodes,
+            "max_staleness": schedule.max_staleness,
+            "most_episodes_ahead_of_trainer": ahead,
+            "loss": config.trainer.loss.name,
+            "checkpoints": list(config.checkpoints.updates),
+        },
+        "evaluation": {
+            "arms": ["base", f"step{schedule.updates}"],
+            "tasks": config.heldout_tasks,
+            "shards": heldout.shards,
+            "attempts_per_task_and_arm": heldout.attempts,
+            "attempts": config.heldout_attempts,
+        },
+        "resources": {
+            "trainer": {"count": 1, "gpus": config.resources.trainer_gpus},
+            "replicas": {
+                "count": engine.replicas,
+                "gpus_each": config.resources.replica_gpus,
+                "max_num_seqs": engine.max_num_seqs,
+                "device": engine.device,
+            },
+            "episode_workers": config.episodes.workers,
+            "concurrent_episodes": config.episodes.concurrency,
+            "sandbox": {
+                "provider": config.sandbox.provider,
+                "cpus": config.sandbox.cpus,
+                "memory_mb": config.sandbox.memory_mb,
+            },
+        },
+        "bounds": {
+            "episode_deadline_s": config.episodes.deadline_s,
+            "update_timeout_s": config.trainer.update_timeout_s,
+            "stall_s": config.limits.stall_s,
+            "watchdog_s": config.limits.watchdog_s,
+            "function_bound_s": config.limits.function_bound_s,
+        },
+        "stages": [
+            "prepare the model and the task packages",
+            "freeze configuration, task digests, model and code revision",
+            "gate every task: its solution scores 1, doing nothing scores 0",
+            "start replicas, broadcaster, episode workers and trainer",
+            f"train {schedule.updates} updates, staleness at most {schedule.max_staleness}",
+            "verify the last checkpoint by loading it afresh; stop the trainer",
+            "evaluate the held-out tasks with base and final weights; stop everything",
+            "audit the evidence; write report.html",
+        ],
+    }
+
+
+def plan_lines(config: CampaignConfig) -> list[str]:
+    """The plan for a reader."""
+    lines: list[str] = []
+    for title, content in plan(config).items():
+        if isinstance(content, dict):
+            lines.append(f"{title}:")
+            lines.extend(f"  {key}: {_words(value)}" for key, value in content.items())
+        elif isinstance(content, list):
+            lines.append(f"{title}:")
+            lines.extend(f"  {number}. {item}" for number, item in enumerate(content, start=1))
+        else:
+            lines.append(f"{title}: {content}")
+    return lines
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(str(inner) for inner in value) or "none"
+    return "none" if value is None else str(value)

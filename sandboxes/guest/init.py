@@ -1,0 +1,187 @@
+"""PID 1 of a local sandbox: serves commands and file transfers over a socket.
+
+Invariants:
+- It is PID 1 of its namespace: no signal from inside can end it, and when it
+  ends the kernel ends everything else.  It ends when its owner's socket closes.
+- A command never holds the call: the answer goes out when its shell has ended;
+  what a background job prints later is read and dropped, so that it lives on.
+- Output is cut here, to head and tail; at most the limit reaches the owner.
+- It is not dumpable, so nothing inside can trace it or read its memory.
+- Each request comes on a connection of its own, whose descriptor arrives over
+  the control socket.
+"""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import os
+import select
+import struct
+import sys
+import time
+
+from sandboxes.guest.killing import kill_everything, kill_tree, reap
+from sandboxes.guest.output import Stream
+from sandboxes.guest.shell import libc, supervise
+from sandboxes.guest.transfer import in_child
+from sandboxes.guest.wire import CHUNK, receive, send
+
+REQUEST_TIMEOUT_S = 60.0  # the owner sends a request at once
+REAP_EVERY_S = 2.0  # orphans that end while nothing else happens
+EXIT_TIMED_OUT = 124
+EXIT_KILLED = 137
+PR_SET_DUMPABLE = 4
+
+
+class Job:
+    """One command: its supervisor, its output and when it must end."""
+
+    def __init__(self, conn: _socket.socket, pid: int, status_fd: int, deadline: float) -> None:
+        self.conn = conn
+        self.pid = pid
+        self.status_fd = status_fd
+        self.deadline = deadline
+        self.streams: list[Stream] = []
+
+
+class Daemon:
+    """The event loop: new requests, output, ends and deadlines of commands."""
+
+    def __init__(self, control: int, single_uid: bool) -> None:
+        self.control = _socket.socket(fileno=control)
+        self.control_fd = control
+        self.single_uid = single_uid
+        self.poll = select.poll()
+        self.poll.register(control, select.POLLIN)
+        self.jobs: list[Job] = []
+        self.by_fd: dict[int, Job | None] = {}  # None: a pipe whose command has ended
+
+    def accept(self) -> None:
+        """Take one connection and serve its request."""
+        _, ancillary, _, _ = self.control.recvmsg(1, _socket.CMSG_SPACE(4))
+        if not ancillary:
+            os._exit(0)  # the owner closed its end: the sandbox is over
+        (fd,) = struct.unpack("i", ancillary[0][2][:4])
+        conn = _socket.socket(fileno=fd)
+        conn.settimeout(REQUEST_TIMEOUT_S)
+        try:
+            request = receive(conn)
+            if request[0] == b"exec":
+                self.start(conn, request)
+                return
+            if request[0] == b"kill":
+                send(conn, b"ok" if kill_everything() else b"left")
+            else:
+                conn.setblocking(True)
+                in_child(conn, request)
+        except (OSError, EOFError):
+            pass  # the owner gave up on this request; its end is closed
+        conn.close()
+
+    def start(self, conn: _socket.socket, request: list[bytes]) -> None:
+        """Start one command; parts 5 and 6 are its time limit and `limit merged`."""
+        limit, merged = (int(field) for field in request[6].split())
+        out_read, out = os.pipe()
+        err_read, err = (out_read, out) if merged else os.pipe()
+        status_read, status = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -1
+            os.write(err, f"sandbox: cannot start a process: {error}\n".encode())
+        if pid == 0:
+            supervise(request, out, err, status, self.single_uid)
+        for fd in {out, err, status}:
+            os.close(fd)
+        job = Job(conn, pid, status_read, time.monotonic() + float(request[5]))
+        job.streams = [Stream(fd, limit) for fd in dict.fromkeys((out_read, err_read))]
+        for fd in (status_read, conn.fileno(), *(stream.fd for stream in job.streams)):
+            self.by_fd[fd] = job
+            self.poll.register(fd, select.POLLIN)
+        self.jobs.append(job)
+
+    def forget(self, fd: int) -> None:
+        """Stop watching and close one descriptor."""
+        self.poll.unregister(fd)
+        del self.by_fd[fd]
+        os.close(fd)
+
+    def finish(self, job: Job, code: int, timed_out: bool) -> None:
+        """Answer for a command that has ended; keep reading what outlives it."""
+        self.jobs.remove(job)
+        self.forget(job.status_fd)
+        parts: list[bytes] = []
+        for stream in job.streams:
+            if self.by_fd.get(stream.fd) is job:
+                stream.drain()
+                os.set_blocking(stream.fd, True)
+                self.by_fd[stream.fd] = None
+            parts.extend(stream.parts())
+        conn_fd = job.conn.fileno()
+        self.poll.unregister(conn_fd)
+        del self.by_fd[conn_fd]
+        with contextlib.suppress(OSError):  # the owner may have given up on this command
+            send(job.conn, str(code).encode(), b"1" if timed_out else b"0", *parts)
+        job.conn.close()
+
+    def stop(self, job: Job, timed_out: bool) -> None:
+        """Kill a command that is out of time or no longer wanted."""
+        if job.pid > 0:
+            kill_tree(job.pid)
+        self.finish(job, EXIT_TIMED_OUT if timed_out else EXIT_KILLED, timed_out)
+
+    def handle(self, fd: int) -> None:
+        """React to one readable descriptor."""
+        job = self.by_fd[fd]
+        if job is None:
+            if not os.read(fd, CHUNK):
+                self.forget(fd)
+        elif fd == job.status_fd:
+            status = os.read(fd, 16)
+            self.finish(job, int(status) if status else EXIT_KILLED, False)
+        elif fd == job.conn.fileno():
+            self.stop(job, False)
+        elif not next(stream for stream in job.streams if stream.fd == fd).read():
+            self.forget(fd)
+
+    def serve(self) -> None:
+        """Run until the owner closes the control socket."""
+        while True:
+            now = time.monotonic()
+            waits = [job.deadline - now for job in self.jobs]
+            ready = self.poll.poll(1000 * max(0.0, min([REAP_EVERY_S, *waits])))
+            for fd, _ in ready:
+                if fd == self.control_fd:
+                    self.accept()
+                elif fd in self.by_fd:
+                    self.handle(fd)
+            for job in [job for job in self.jobs if job.deadline <= time.monotonic()]:
+                self.stop(job, True)
+            reap()
+
+
+def main() -> None:
+    """Close the door behind us, say that we are ready, serve."""
+    single_uid, control = sys.argv[1] == "single", int(sys.argv[2])
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, control)
+    os.closerange(control + 1, 4096)
+    os.chmod("/dev/shm", 0o1777)
+    nested = "allowed"
+    try:
+        with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as handle:
+            handle.write("0")
+        nested = "denied"
+    except OSError:
+        pass  # reported to the owner, who logs which limits are in force
+    daemon = Daemon(control, single_uid)
+    daemon.control.send(f"ready {nested}".encode())
+    daemon.serve()
+
+
+if __name__ == "__main__":
+    main()

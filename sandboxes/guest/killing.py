@@ -1,0 +1,97 @@
+"""Ending processes: one command's tree, or everything.
+
+Invariant: nothing here waits longer than `KILL_LIMIT_S`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+KILL_LIMIT_S = 5.0  # a fork bomb is bounded by RLIMIT_NPROC, so a few rounds suffice
+
+
+def parents() -> dict[int, int]:
+    """Every live process and its parent."""
+    table: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as handle:
+                field = handle.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        if field[0] not in (b"Z", b"X"):
+            table[int(name)] = int(field[1])
+    return table
+
+
+def descendants(root: int) -> set[int]:
+    """All live descendants of `root`."""
+    table = parents()
+    found: set[int] = set()
+    frontier = {root}
+    while frontier:
+        frontier = {pid for pid, parent in table.items() if parent in frontier} - found
+        found |= frontier
+    return found
+
+
+def signal_all(pids: set[int], number: int) -> None:
+    """Signal each; one that has ended is no error."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def kill_tree(root: int) -> None:
+    """Kill a supervisor and all its descendants.
+
+    The supervisor is stopped first, so that it stays to adopt orphans, and the
+    others before they are killed, so that none forks away from the scan.
+    """
+    sigkill, sigstop = 9, 19
+    signal_all({root}, sigstop)
+    until = time.monotonic() + KILL_LIMIT_S
+    stopped: set[int] = set()
+    while time.monotonic() < until:
+        fresh = descendants(root) - stopped
+        if not fresh:
+            break
+        signal_all(fresh, sigstop)
+        stopped |= fresh
+    while time.monotonic() < until:
+        left = descendants(root)
+        if not left:
+            break
+        signal_all(left, sigkill)
+        time.sleep(0.001)
+    signal_all({root}, sigkill)
+
+
+def reap() -> None:
+    """Collect every child that has ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def kill_everything() -> bool:
+    """End every process but this one; True when none is left."""
+    until = time.monotonic() + KILL_LIMIT_S
+    while time.monotonic() < until:
+        try:
+            os.kill(-1, 9)
+        except ProcessLookupError:
+            reap()
+            return True
+        reap()
+        if set(parents()) <= {1}:
+            return True
+        time.sleep(0.001)
+    return False

@@ -1,0 +1,110 @@
+"""Running one command: a supervisor, and under it the shell.
+
+Invariants:
+- The supervisor is a child subreaper, so every process that the command starts,
+  in whatever session, stays its descendant for as long as the shell runs.
+- The shell runs without the capabilities that would let it trace or change the
+  daemon, in a session of its own, with no descriptor but its standard three.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+
+PR_SET_NAME, PR_CAPBSET_DROP = 15, 24
+PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
+LAST_CAPABILITY = 40
+# What containers usually keep: chown, dac_override, fowner, fsetid, kill, setgid,
+# setuid, setpcap, net_bind_service, net_raw, sys_chroot, audit_write, setfcap.
+KEPT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31)
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def resolve_user(user: str) -> tuple[int, int, str]:
+    """uid, gid and home of a name, a number or `uid:gid`."""
+    name, _, group = user.partition(":")
+    with open("/etc/passwd", encoding="utf-8", errors="replace") as passwd:
+        for line in passwd:
+            field = line.rstrip("\n").split(":")
+            if len(field) >= 6 and name in (field[0], field[2]):
+                return int(field[2]), int(group or field[3]), field[5]
+    return int(name), int(group or name), "/"
+
+
+def become(user: str, single_uid: bool) -> str:
+    """Take the user's ids and give up what commands must not have; return the home."""
+    uid, gid, home = resolve_user(user)
+    for capability in range(LAST_CAPABILITY + 1):
+        if capability not in KEPT_CAPABILITIES:
+            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    if not single_uid:
+        os.setgroups([gid])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    elif (uid, gid) != (0, 0):
+        raise OSError("this sandbox has one user only; run the command as root")
+    kept = sum(1 << capability for capability in KEPT_CAPABILITIES) if uid == 0 else 0
+    low, high = kept & 0xFFFFFFFF, kept >> 32
+    header = struct.pack("=Ii", 0x20080522, 0)
+    data = struct.pack("=6I", low, low, 0, high, high, 0)
+    if libc.capset(header, data) != 0:
+        raise OSError(ctypes.get_errno(), "capset failed")
+    return home
+
+
+def run_shell(request: list[bytes], out: int, err: int, single_uid: bool) -> None:
+    """Become the command's shell; never returns."""
+    command, cwd, user, limits = request[1], request[2], request[3].decode(), request[4]
+    try:
+        os.setsid()
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.closerange(3, 4096)
+        for item in limits.decode().split():
+            which, value = item.split("=")
+            resource.setrlimit(getattr(resource, which), (int(value), int(value)))
+        home = become(user, single_uid)
+        os.chdir(cwd)
+        env = {b"HOME": home.encode()}
+        for item in request[7:]:
+            key, _, value = item.partition(b"=")
+            env[key] = value
+        env.setdefault(b"PWD", cwd)
+        os.execve("/bin/bash", [b"bash", b"-c", command], env)
+    except BaseException as error:
+        os.write(2, f"sandbox: cannot run the command: {error}\n".encode())
+        os._exit(126)
+
+
+def supervise(request: list[bytes], out: int, err: int, status: int, single_uid: bool) -> None:
+    """Run the shell, adopt what it orphans, report its exit code; never returns."""
+    try:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc.prctl(PR_SET_NAME, b"supervisor", 0, 0, 0)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) not in (out, err, status):
+                try:
+                    os.close(int(name))
+                except OSError:
+                    continue  # the descriptor of the listing itself
+        shell = os.fork()
+        if shell == 0:
+            run_shell(request, out, err, single_uid)
+        os.close(out)
+        if err != out:
+            os.close(err)
+        while True:
+            pid, state = os.waitpid(-1, 0)
+            if pid == shell:
+                code = os.waitstatus_to_exitcode(state)
+                os.write(status, str(code if code >= 0 else 128 - code).encode())
+                os._exit(0)
+    except BaseException:
+        os._exit(1)

@@ -1,0 +1,98 @@
+"""Files in and out, as a stream of records (path, type, mode, content).
+
+Invariant: only directories and regular files go out; the owner never needs to
+follow a path of ours.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import stat
+
+from sandboxes.guest.wire import CHUNK, receive, send
+
+
+def put(conn: _socket.socket) -> None:
+    """Write the files, directories and links that arrive, until an empty path.
+
+    Each record is (path, type, mode, content); a path is absolute in here.
+    """
+    os.umask(0)
+    while True:
+        path, kind, mode, content = receive(conn)
+        if not path:
+            break
+        if kind == b"d":
+            os.makedirs(path, exist_ok=True)
+            if mode:
+                os.chmod(path, int(mode, 8))
+            continue
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        if kind == b"l":
+            if os.path.lexists(path):
+                os.unlink(path)
+            os.symlink(content, path)
+            continue
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if kind == b"a" else os.O_TRUNC)
+        handle = os.open(path, flags, 0o644)
+        while content:
+            content = content[os.write(handle, content) :]
+        os.fchmod(handle, int(mode, 8))
+        os.close(handle)
+    send(conn, b"", b"", b"", b"")
+
+
+def send_file(conn: _socket.socket, path: bytes, name: bytes) -> None:
+    """Send one regular file in pieces."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        info = os.fstat(handle)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError("not a regular file")
+        send(conn, name, b"f", oct(info.st_mode & 0o777)[2:].encode(), b"")
+        while data := os.read(handle, CHUNK * 4):
+            send(conn, name, b"a", b"", data)
+    finally:
+        os.close(handle)
+
+
+def get(conn: _socket.socket, root: bytes, whole: bool) -> None:
+    """Send a file, or a directory's directories and regular files."""
+    if not whole:
+        send_file(conn, root, b"file")
+    elif not os.path.isdir(root):
+        raise OSError("not a directory")
+    else:
+        for base, dirs, files in os.walk(root):
+            inner = os.path.relpath(base, root)
+            for name in dirs:
+                path = os.path.join(base, name)
+                if not os.path.islink(path):
+                    send(conn, os.path.normpath(os.path.join(inner, name)), b"d", b"", b"")
+            for name in files:
+                path = os.path.join(base, name)
+                kind = os.lstat(path).st_mode
+                relative = os.path.normpath(os.path.join(inner, name))
+                if stat.S_ISREG(kind):
+                    send_file(conn, path, relative)
+                else:
+                    send(conn, relative, b"x", b"", b"")
+    send(conn, b"", b"", b"", b"")
+
+
+def in_child(conn: _socket.socket, request: list[bytes]) -> None:
+    """Serve a transfer in a child, so that it can't delay commands."""
+    if os.fork():
+        return
+    code = 1
+    try:
+        if request[0] == b"put":
+            put(conn)
+        else:
+            get(conn, request[1], request[2] == b"1")
+        code = 0
+    except (OSError, ValueError) as error:
+        send(conn, b"", b"error", str(error).encode(), b"")
+    finally:
+        os._exit(code)

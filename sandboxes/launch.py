@@ -1,0 +1,297 @@
+"""Starting and ending the processes of a local sandbox.
+
+Invariants:
+- Every sandbox is started from one thread that lives as long as this process,
+  because the kernel's parent-death signal follows the thread that started it.
+- The daemon inside also ends when its socket closes, so the death of this
+  process ends all its sandboxes even where the signal is lost.
+- `end` returns only when every process of the sandbox is gone, or raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from rl.errors import ConfigurationError, SandboxError
+from sandboxes.bundle import compiled_bundle, sealed_file
+from sandboxes.channel import Channel
+from sandboxes.rootfs import mount_arguments
+
+INSTALL_REMEDY = "install it: apt-get install bubblewrap (or dnf install bubblewrap)"
+SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
+FIRST_OUTER_ID = 100_000
+MAPPED_IDS = 65_536
+MAP_TIMEOUT_S = 20.0  # for `unshare` to start, on a busy machine
+GENTLE_END_S = 3.0  # the daemon ends by itself when its socket closes
+KILLED_END_S = 10.0  # a killed process is gone at once; this is for a machine that swaps
+KEPT_STDERR = 4096
+LAST_WORDS_S = 0.2  # for a failing bubblewrap to print why
+
+# The namespace is made first, so that bubblewrap already runs as its root: ids
+# must be mapped before it makes the first file.
+_ENTER = 'echo; read -r _ && exec setpriv --reuid=0 --regid=0 --clear-groups bwrap "$@"'
+_ISOLATE = (
+    *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1"),
+    *("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
+    *("--cap-add", "ALL"),
+)
+
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-spawner")
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """The Python that runs the daemon: its path inside, and a folder to show, if any."""
+
+    python: str
+    shown: str | None
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """A running sandbox."""
+
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    full_map: bool
+    nested_denied: bool = False
+
+
+def require_bubblewrap() -> None:
+    """Check that sandboxes can be made at all.
+
+    Raises:
+        ConfigurationError: a program is missing, with the command that installs it.
+    """
+    if shutil.which("bwrap") is None:
+        raise ConfigurationError("bubblewrap (bwrap) is not installed", remedy=INSTALL_REMEDY)
+    for program in ("unshare", "setpriv") if can_map_ids() else ():
+        if shutil.which(program) is None:
+            raise ConfigurationError(
+                f"{program} is not installed", remedy="install it: apt-get install util-linux"
+            )
+    guest_python()
+
+
+@functools.cache
+def can_map_ids() -> bool:
+    """Whether this process may give a sandbox a whole range of user ids."""
+    if os.geteuid() != 0:
+        return False
+    last = FIRST_OUTER_ID + MAPPED_IDS
+    for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
+        inner, _, count = (int(field) for field in line.split())
+        if inner <= FIRST_OUTER_ID and last <= inner + count:
+            return True
+    return False
+
+
+@functools.cache
+def guest_python() -> Guest:
+    """The system's Python, or the running one, shown read-only at its own place.
+
+    Raises:
+        ConfigurationError: the system has none, and sandboxes can't reach the running one.
+    """
+    for path in SYSTEM_PYTHONS:
+        if os.access(path, os.X_OK) and os.path.realpath(path).startswith("/usr/"):
+            return Guest(path, None)
+    prefix = Path(sys.base_prefix)
+    open_to_all = all(item.stat().st_mode & 0o001 for item in (prefix, *prefix.parents))
+    if can_map_ids() and not open_to_all:
+        raise ConfigurationError(
+            "the system has no Python, and sandboxes cannot reach the running one",
+            where=str(prefix),
+            remedy="install it: apt-get install python3",
+        )
+    return Guest(
+        f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}", str(prefix)
+    )
+
+
+async def start(disk_mb: int, network: bool, timeout_s: float) -> Sandbox:
+    """Start a sandbox and wait until its daemon answers.
+
+    Raises:
+        SandboxError: it could not be started in time; nothing is left of it.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    spawned = loop.run_in_executor(_spawner, _spawn, disk_mb, network)
+    try:
+        async with asyncio.timeout_at(until):
+            sandbox = await asyncio.shield(spawned)
+    except BaseException as error:
+        spawned.add_done_callback(_discard)
+        if isinstance(error, TimeoutError):
+            raise SandboxError(f"no sandbox within {timeout_s:.0f} s") from None
+        raise
+    try:
+        async with asyncio.timeout_at(until):
+            greeting = await sandbox.channel.ready()
+        if not greeting.startswith("ready"):
+            raise SandboxError("the sandbox did not start", remedy=_last_words(sandbox.process))
+    except BaseException as error:
+        _kill(sandbox)
+        if isinstance(error, TimeoutError):
+            raise SandboxError(f"a sandbox was silent for {timeout_s:.0f} s") from None
+        raise
+    sandbox.nested_denied = greeting.endswith("denied")
+    _close(sandbox.process.stderr)
+    return sandbox
+
+
+async def end(sandbox: Sandbox, timeout_s: float) -> None:
+    """End a sandbox and all its processes.
+
+    Raises:
+        SandboxError: something of it is still alive at the deadline.
+    """
+    sandbox.channel.close()
+    until = asyncio.get_running_loop().time() + timeout_s
+    try:
+        if await _exited(sandbox.process, min(GENTLE_END_S, timeout_s)):
+            return
+    except BaseException:
+        sandbox.process.kill()
+        raise
+    sandbox.process.kill()
+    left = max(0.1, until - asyncio.get_running_loop().time())
+    if not await _exited(sandbox.process, left):
+        raise SandboxError(
+            f"a sandbox is still alive {timeout_s:.0f} s after it was stopped",
+            where=f"pid {sandbox.process.pid}",
+        )
+
+
+async def _exited(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Wait for the end of a process, without polling."""
+    if process.poll() is not None:
+        return True
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    watch = os.pidfd_open(process.pid)
+    loop.add_reader(watch, gone.set)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await gone.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(watch)
+        os.close(watch)
+    process.poll()
+    return True
+
+
+def _spawn(disk_mb: int, network: bool) -> Sandbox:
+    """Start bubblewrap with the daemon inside; runs on the spawner thread only."""
+    full_map, guest = can_map_ids(), guest_python()
+    code = compiled_bundle(guest.python)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.ExitStack() as given:
+        given.callback(theirs.close)
+        empty = sealed_file("empty", b"")
+        given.callback(os.close, empty)
+        passed = [code, empty, theirs.fileno()]
+        args = [*_ISOLATE, *([] if network else ["--unshare-net"])]
+        args += mount_arguments(disk_mb, empty, guard_proc_sys=not full_map and os.geteuid() == 0)
+        if guest.shown is not None:
+            args += ["--ro-bind", guest.shown, guest.shown]
+        args += ["--setenv", "LC_ALL", "C.UTF-8", "--chdir", "/", guest.python, "-E", "-s", "-S"]
+        args += [f"/proc/self/fd/{code}", "full" if full_map else "single", str(theirs.fileno())]
+        sandbox = Sandbox(_popen(full_map, args, passed), Channel(ours), full_map)
+    if full_map:
+        _map_ids(sandbox)
+    return sandbox
+
+
+def _popen(full_map: bool, args: list[str], passed: list[int]) -> subprocess.Popen[bytes]:
+    enter = ["unshare", "-U", "--keep-caps", "sh", "-c", _ENTER, "sh"]
+    alone = ["bwrap", "--unshare-user", "--uid", "0", "--gid", "0"]
+    pipe = subprocess.PIPE if full_map else subprocess.DEVNULL
+    try:
+        return subprocess.Popen(
+            [*(enter if full_map else alone), *args],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            pass_fds=passed,
+        )
+    except OSError as error:
+        raise SandboxError(f"bubblewrap does not run: {error}", remedy=INSTALL_REMEDY) from None
+
+
+def _map_ids(sandbox: Sandbox) -> None:
+    """Give the new user namespace its range of ids and let bubblewrap go on."""
+    process = sandbox.process
+    try:
+        if process.stdout is None or not _read_line(process.stdout):
+            raise SandboxError("no user namespace", remedy=_last_words(process))
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{process.pid}/{name}").write_text(
+                f"0 {FIRST_OUTER_ID} {MAPPED_IDS}\n", encoding="ascii"
+            )
+        if process.stdin is not None:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+    except OSError as error:
+        _kill(sandbox)
+        raise SandboxError(f"the sandbox's user ids could not be mapped: {error}") from None
+    except SandboxError:
+        _kill(sandbox)
+        raise
+    finally:
+        _close(process.stdin)
+        _close(process.stdout)
+
+
+def _read_line(stream: IO[bytes]) -> bool:
+    """Whether the other end has spoken within its time."""
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    return bool(poll.poll(MAP_TIMEOUT_S * 1000)) and bool(os.read(stream.fileno(), 1))
+
+
+def _kill(sandbox: Sandbox) -> None:
+    """End a sandbox that never came up."""
+    sandbox.channel.close()
+    sandbox.process.kill()
+    sandbox.process.wait(KILLED_END_S)
+    _close(sandbox.process.stderr)
+
+
+def _discard(spawned: asyncio.Future[Sandbox]) -> None:
+    """End a sandbox that nobody waits for any more."""
+    if not spawned.cancelled() and spawned.exception() is None:
+        _kill(spawned.result())
+
+
+def _last_words(process: subprocess.Popen[bytes]) -> str:
+    """What bubblewrap printed before it failed."""
+    if process.stderr is None:
+        return ""
+    poll = select.poll()
+    poll.register(process.stderr, select.POLLIN)
+    if not poll.poll(LAST_WORDS_S * 1000):
+        return ""
+    text = os.read(process.stderr.fileno(), KEPT_STDERR).decode(errors="replace").strip()
+    return f"it said: {text}" if text else ""
+
+
+def _close(stream: IO[bytes] | None) -> None:
+    if stream is not None:
+        with contextlib.suppress(BrokenPipeError):  # closing flushes what a dead reader left
+            stream.close()

@@ -1,0 +1,120 @@
+"""What a local sandbox sees of the machine: arguments for bubblewrap, and /etc.
+
+Invariants:
+- Only /usr (and the views of it at /bin, /sbin, /lib*) and a short list of
+  public files of /etc are shared with the host, all read-only.
+- Everything writable is a tmpfs with a size limit.
+- The dynamic loader's inputs (/lib*, /etc/ld.so.*) and the directories that
+  grading relies on (/logs, /tests, /solution) are mount points: whatever runs
+  inside can neither replace nor rename them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+USR_VIEWS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+# Public configuration that programs need; nothing here may hold a secret.
+SHARED_ETC = (
+    "alternatives",
+    "bash.bashrc",
+    "ca-certificates.conf",
+    "debian_version",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "magic",
+    "mime.types",
+    "perl",
+    "profile",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+)
+
+OWN_ETC = {
+    "passwd": "root:x:0:0:root:/root:/bin/bash\n"
+    "daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n"
+    "bin:x:2:2:bin:/bin:/usr/sbin/nologin\n"
+    "www-data:x:33:33:www-data:/var/www:/usr/sbin/nologin\n"
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": "root:x:0:\ndaemon:x:1:\nbin:x:2:\nadm:x:4:\ntty:x:5:\nstaff:x:50:\n"
+    "www-data:x:33:\nusers:x:100:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "hostname": "sandbox\n",
+    "resolv.conf": "",
+    "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n"
+    "services: files\nprotocols: files\n",
+    "shells": "/bin/sh\n/bin/bash\n",
+}
+
+DIRECTORIES = (
+    ("/app", 0o755),
+    ("/tmp", 0o1777),
+    ("/root", 0o700),
+    ("/home", 0o755),
+    ("/opt", 0o755),
+    ("/srv", 0o755),
+    ("/mnt", 0o755),
+    ("/run", 0o755),
+    ("/var/tmp", 0o1777),
+    ("/var/log", 0o755),
+    ("/var/lib", 0o755),
+    ("/var/cache", 0o755),
+    ("/logs/agent", 0o777),
+    ("/logs/verifier", 0o777),
+    ("/logs/artifacts", 0o777),
+)
+
+# Room of their own for what grading writes, so that a full disk can't prevent it.
+GRADING_MOUNTS = ("/logs", "/tests", "/solution")
+GRADING_MB = 16
+ETC_MB = 4
+SHM_MB = 16
+
+
+def mount_arguments(disk_mb: int, empty_fd: int, guard_proc_sys: bool) -> list[str]:
+    """Arguments that build the file system.
+
+    Args:
+        disk_mb: size limit of the writable root.
+        empty_fd: an empty file, for /etc/ld.so.preload.
+        guard_proc_sys: bind /proc/sys read-only, where ids alone don't protect it.
+    """
+    args = ["--size", _mb(disk_mb), "--tmpfs", "/", "--ro-bind", "/usr", "/usr"]
+    for view in USR_VIEWS:
+        if os.path.isdir(view):
+            args += ["--ro-bind", os.path.realpath(view), view]
+    args += ["--proc", "/proc"]
+    if guard_proc_sys:
+        args += ["--ro-bind", "/proc/sys", "/proc/sys"]
+    args += ["--dev", "/dev", "--size", _mb(SHM_MB), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    args += ["--size", _mb(ETC_MB), "--tmpfs", "/etc"]
+    for name in (*SHARED_ETC, *_python_etc()):
+        source = Path("/etc", name)
+        if source.exists():
+            args += ["--ro-bind", str(source.resolve()), f"/etc/{name}"]
+    args += ["--ro-bind-data", str(empty_fd), "/etc/ld.so.preload"]
+    for path in GRADING_MOUNTS:
+        args += ["--size", _mb(GRADING_MB), "--tmpfs", path]
+    return args
+
+
+def first_files() -> list[tuple[str, str, int, bytes]]:
+    """What is written into a fresh sandbox before anything runs in it."""
+    entries = [(path, "d", mode, b"") for path, mode in DIRECTORIES]
+    entries += [(f"/etc/{name}", "f", 0o644, text.encode()) for name, text in OWN_ETC.items()]
+    return entries
+
+
+def _python_etc() -> list[str]:
+    return sorted(path.name for path in Path("/etc").glob("python3*"))
+
+
+def _mb(size: int) -> str:
+    return str(size << 20)

@@ -1,0 +1,538 @@
+"""Real bubblewrap sandboxes: how commands run, what they can't reach, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from rl.config import SandboxConfig
+from rl.errors import ConfigurationError, SandboxError
+from sandboxes import launch
+from sandboxes.bank import write_bank
+from sandboxes.bubblewrap import BubblewrapEnvironment
+from sandboxes.channel import Finished
+from sandboxes.provider import SandboxProvider
+from sandboxes.shells import BubblewrapShell, HarborShell
+from sandboxes.tasks import TaskPackage, load_package
+
+type Body = Callable[[BubblewrapEnvironment], Awaitable[None]]
+START_P50_S = 0.5  # measured: 0.03; a busy machine gets room
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> TaskPackage:
+    return load_package(write_bank(tmp_path_factory.mktemp("bank"), ["rm"], 1, seed=0)[0])
+
+
+def _create(package: TaskPackage, scratch: Path, name: str = "test") -> BubblewrapEnvironment:
+    env = SandboxProvider(SandboxConfig()).create(package, name, scratch)
+    assert isinstance(env, BubblewrapEnvironment)
+    return env
+
+
+@contextlib.asynccontextmanager
+async def started(
+    package: TaskPackage, scratch: Path, name: str = "test"
+) -> AsyncGenerator[BubblewrapEnvironment]:
+    env = _create(package, scratch, name)
+    await env.start(False)
+    try:
+        yield env
+    finally:
+        await env.stop(delete=True)
+
+
+@pytest.fixture
+def inside(package: TaskPackage, tmp_path: Path) -> Callable[[Body], None]:
+    """Run an async test body in a fresh sandbox."""
+
+    def run(body: Body) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(120), started(package, tmp_path) as env:
+                await body(env)
+
+        asyncio.run(main())
+
+    return run
+
+
+async def output(env: BubblewrapEnvironment, command: str, timeout_s: float = 20) -> str:
+    return (await env.run(command, timeout_s=timeout_s, merged=True)).streams[0].text()
+
+
+async def finished(env: BubblewrapEnvironment, command: str, timeout_s: float) -> Finished:
+    return await env.run(command, timeout_s=timeout_s, merged=True)
+
+
+# How commands run.
+
+
+def test_streams_are_apart_and_the_exit_code_is_the_shells(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        done = await env.exec("echo out; echo err >&2; exit 7")
+        assert (done.stdout, done.stderr, done.return_code) == ("out\n", "err\n", 7)
+
+    inside(body)
+
+
+def test_cwd_env_and_user(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        assert await output(env, "pwd") == "/app\n"
+        done = await env.exec("echo $X; pwd; id -u", cwd="/tmp", env={"X": "a b"}, user=65534)
+        if launch.can_map_ids():
+            assert done.stdout == "a b\n/tmp\n65534\n"
+        assert (await env.exec("true", cwd="/absent")).return_code == 126
+
+    inside(body)
+
+
+def test_shell_interleaves_cuts_and_replaces_bad_utf8(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        shell = BubblewrapShell(env)
+        done = await shell.run("echo a; echo b >&2; echo c", 10, 1000)
+        assert done.output == "a\nb\nc\n"
+        assert (await shell.run(r"printf '\xff\x00z'", 10, 1000)).output == "\ufffd\0z"
+        flood = await shell.run("yes | head -c 200000000", 60, 1000)
+        assert len(flood.output) < 1100
+        assert re.search(r"\[\.\.\. 1999990\d\d bytes cut \.\.\.\]", flood.output)
+
+    inside(body)
+
+
+def test_timeout_returns_what_was_printed_and_kills_setsid_children(
+    inside: Callable[[Body], None],
+) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        began = time.monotonic()
+        tree = "setsid bash -c 'setsid sleep 901 & sleep 902' & (sleep 903 &) ; echo partial; "
+        done = await finished(env, tree + "trap '' TERM; sleep 904", 1.0)
+        assert (done.exit_code, done.timed_out) == (124, True)
+        assert done.streams[0].text() == "partial\n"
+        assert time.monotonic() - began < 5
+        assert "sleep 90" not in await output(env, "ps ax -o cmd | grep '[s]leep'")
+
+    inside(body)
+
+
+def test_background_job_neither_holds_the_call_nor_dies_of_it(
+    inside: Callable[[Body], None],
+) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        began = time.monotonic()
+        loop = "(while sleep 0.05; do echo noise; date +%s%N > /tmp/alive; done) & echo started"
+        assert (await output(env, loop)).startswith("started\n")
+        assert time.monotonic() - began < 3
+        await asyncio.sleep(0.5)
+        first = await output(env, "cat /tmp/alive")
+        await asyncio.sleep(0.5)
+        assert await output(env, "cat /tmp/alive") != first
+
+    inside(body)
+
+
+def test_many_commands_at_once(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        began = time.monotonic()
+        texts = await asyncio.gather(*(output(env, f"sleep 1; echo {n}") for n in range(20)))
+        assert texts == [f"{n}\n" for n in range(20)]
+        assert time.monotonic() - began < 10
+
+    inside(body)
+
+
+def test_kill_all_signals_spare_the_daemon(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        assert (await finished(env, "kill -9 -1; echo survived", 10)).exit_code == 137
+        await output(env, "kill -9 1; kill -TERM 1; kill -STOP 1; kill $PPID; pkill -9 python")
+        assert await output(env, "echo alive") == "alive\n"
+
+    inside(body)
+
+
+def test_cancelled_command_is_killed(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        task = asyncio.create_task(output(env, "sleep 905", 60))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(50):
+            if "sleep 905" not in await output(env, "ps ax -o cmd | grep '[s]leep'"):
+                return
+            await asyncio.sleep(0.05)
+        pytest.fail("the command outlived its caller")
+
+    inside(body)
+
+
+def test_kill_all_ends_every_process(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        await output(env, "setsid sleep 906 & (setsid nohup sleep 907 &) ; echo")
+        await env.kill_all()
+        assert "sleep" not in await output(env, "ps ax -o cmd | grep '[s]leep 90'")
+
+    inside(body)
+
+
+def test_other_environments_shell_has_the_same_meaning(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        shell = HarborShell(env)
+        done = await shell.run("echo 'it'\"'\"'s'; echo err >&2; exit 3", 10, 1000)
+        assert (done.output, done.exit_code) == ("it's\nerr\n", 3)
+        late = await shell.run("echo early; sleep 30", 1, 1000)
+        assert (late.output, late.exit_code) == ("early\n", 124)
+
+    inside(body)
+
+
+# Files.
+
+
+def test_trees_go_in_and_out_unchanged(inside: Callable[[Body], None], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep" / "empty").mkdir(parents=True)
+    (source / "deep" / "big").write_bytes(os.urandom(3 << 20))
+    (source / "name with\nnewline").write_text("x")
+    (source / "run.sh").write_text("#!/bin/sh\n")
+    (source / "run.sh").chmod(0o755)
+
+    async def body(env: BubblewrapEnvironment) -> None:
+        await env.upload_dir(source, "/tmp/in")
+        await env.download_dir("/tmp/in", tmp_path / "back")
+        await env.download_file("/tmp/in/deep/big", tmp_path / "one" / "big")
+        with pytest.raises(SandboxError, match="No such file"):
+            await env.download_file("/tmp/absent", tmp_path / "absent")
+
+    inside(body)
+    names = {path.relative_to(source) for path in source.rglob("*")}
+    assert {path.relative_to(tmp_path / "back") for path in (tmp_path / "back").rglob("*")} == names
+    big = (source / "deep" / "big").read_bytes()
+    assert (tmp_path / "back" / "deep" / "big").read_bytes() == big
+    assert (tmp_path / "one" / "big").read_bytes() == big
+    assert os.access(tmp_path / "back" / "run.sh", os.X_OK)
+
+
+def test_links_pipes_and_devices_do_not_come_out(
+    inside: Callable[[Body], None], tmp_path: Path
+) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        make = "mkdir d; cd d; ln -s /etc/passwd link; ln -s / root; mkfifo pipe; echo ok > file"
+        await output(env, make)
+        await env.download_dir("/app/d", tmp_path / "out")
+        with pytest.raises(SandboxError, match="not a regular file"):
+            await env.download_file("/dev/zero", tmp_path / "zero")
+
+    inside(body)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
+
+
+def test_link_that_leaves_the_folder_is_not_sent(
+    inside: Callable[[Body], None], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "secret").symlink_to("/etc/passwd")
+
+    async def body(env: BubblewrapEnvironment) -> None:
+        with pytest.raises(SandboxError, match="symlink leaves"):
+            await env.upload_dir(source, "/tmp/in")
+
+    inside(body)
+
+
+# What is out of reach.
+
+DENIED = {
+    "host work folder": "ls /work",
+    "host home": f"cat {Path(__file__).resolve()}",
+    "shadow": "cat /etc/shadow",
+    "write to /usr": "touch /usr/bin/x",
+    "remove a tool": "rm /bin/ls",
+    "replace the loader": "rm -rf /lib64 && mkdir /lib64 && touch /lib64/x",
+    "move /etc": "mv /etc /etc2",
+    "preload": "echo /tmp/x.so > /etc/ld.so.preload",
+    "loader cache": "echo x > /etc/ld.so.cache",
+    "sysctl": "echo x > /proc/sys/kernel/hostname",
+    "core pattern": "echo '|/bin/sh' > /proc/sys/kernel/core_pattern",
+    "drop caches": "echo 1 > /proc/sys/vm/drop_caches",
+    "sysrq": "echo b > /proc/sysrq-trigger",
+    "daemon's memory": "head -c1 /proc/1/mem || cat /proc/1/environ",
+    "daemon's root": "ls /proc/1/root/ && cat /proc/1/maps",
+    "daemon's descriptors": "readlink /proc/1/fd/0",
+    "device node": "mknod /tmp/sda b 8 0",
+    "mount": "mount -t tmpfs none /mnt",
+    "remount": "mount -o remount,rw /usr",
+    "nested namespace": "unshare -Ur true",
+    "replace a grading mount": "rm -rf /tests && ln -s /tmp /tests",
+    "rename a grading mount": "mv /logs /logs2",
+    "public network": "timeout 3 bash -c 'exec 3<>/dev/tcp/1.1.1.1/53'",
+    "setuid": "chown root:root /tmp && su nobody -s /bin/sh -c id",
+}
+
+
+@pytest.mark.parametrize("name", DENIED)
+def test_escape_is_denied(inside: Callable[[Body], None], name: str) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        done = await finished(env, DENIED[name], 20)
+        assert done.exit_code != 0, done.streams[0].text()
+        assert await output(env, "ls / > /dev/null && echo fine") == "fine\n"
+
+    inside(body)
+
+
+def test_host_listener_is_not_reachable(inside: Callable[[Body], None]) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+
+        async def body(env: BubblewrapEnvironment) -> None:
+            done = await finished(env, f"exec 3<>/dev/tcp/127.0.0.1/{port}", 10)
+            assert done.exit_code != 0
+
+        inside(body)
+
+
+def test_network_is_refused_unless_the_owner_allows_it(tmp_path: Path) -> None:
+    path = write_bank(tmp_path / "bank", ["touch"], 1, seed=0)[0]
+    toml = path / "task.toml"
+    toml.write_text(toml.read_text().replace('"no-network"', '"public"'))
+    env = _create(load_package(path), tmp_path)
+    with pytest.raises(ConfigurationError, match="asks for a network"):
+        asyncio.run(env.start(False))
+
+
+def test_fork_bomb_and_disk_fill_stay_inside(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        before = len(os.listdir("/proc"))
+        bomb = await finished(env, "f() { f | f & }; f; sleep 60", 2.0)
+        assert bomb.exit_code == 124
+        assert len(os.listdir("/proc")) < before + 400
+        await env.kill_all()
+        full = await output(env, "cat /dev/zero > /app/full; stat -c %s /app/full", 30)
+        assert int(full.split()[-1]) <= env.disk_mb << 20
+        shm = await output(env, "cat /dev/zero > /dev/shm/full; cat /dev/zero > /dev/full2; df /")
+        assert "full2: Read-only" in shm
+        assert await output(env, "echo alive") == "alive\n"
+
+    inside(body)
+
+
+def test_address_space_is_limited(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        done = await finished(env, f"{launch.guest_python().python} -c 'bytearray(5 << 30)'", 60)
+        assert "MemoryError" in done.streams[0].text()
+        assert "RLIMIT_AS" in env.limits_in_force["memory, processes, files"]
+
+    inside(body)
+
+
+# How they start and end.
+
+
+def test_many_alive_at_once_and_start_is_quick(package: TaskPackage, tmp_path: Path) -> None:
+    async def main() -> None:
+        times: list[float] = []
+        for n in range(10):
+            began = time.monotonic()
+            async with started(package, tmp_path, f"quick-{n}"):
+                times.append(time.monotonic() - began)
+        assert sorted(times)[len(times) // 2] < START_P50_S
+        async with contextlib.AsyncExitStack() as stack:
+            envs = [
+                await stack.enter_async_context(started(package, tmp_path, f"many-{n}"))
+                for n in range(32)
+            ]
+            texts = await asyncio.gather(*(output(env, "echo $$; ls") for env in envs))
+            assert len(texts) == 32
+
+    asyncio.run(main())
+    assert _daemons(os.getpid()) == []
+
+
+def test_stop_is_final_and_may_be_repeated(package: TaskPackage, tmp_path: Path) -> None:
+    async def main() -> None:
+        env = _create(package, tmp_path)
+        await env.stop(delete=True)
+        await env.start(False)
+        await output(env, "trap '' TERM; (setsid sleep 908 &); echo")
+        await asyncio.gather(env.stop(delete=True), env.stop(delete=True))
+        await env.stop(delete=False)
+        with pytest.raises(SandboxError, match="not running"):
+            await env.exec("true")
+
+    asyncio.run(main())
+    assert "sleep 908" not in subprocess.check_output(["ps", "ax", "-o", "cmd"], text=True)
+
+
+def test_failing_run_step_leaves_nothing(tmp_path: Path) -> None:
+    path = write_bank(tmp_path / "bank", ["touch"], 1, seed=0)[0]
+    with (path / "environment" / "Dockerfile").open("a") as dockerfile:
+        dockerfile.write("RUN echo broken; exit 3\n")
+    env = _create(load_package(path), tmp_path)
+    with pytest.raises(SandboxError, match=r"(?s)exit code 3.*broken"):
+        asyncio.run(env.start(False))
+    assert _daemons(os.getpid()) == []
+
+
+OWNER = textwrap.dedent(
+    """
+    import asyncio, sys
+    from pathlib import Path
+    from rl.config import SandboxConfig
+    from sandboxes.provider import SandboxProvider
+    from sandboxes.tasks import load_package
+
+    async def main():
+        provider = SandboxProvider(SandboxConfig())
+        for n in range(3):
+            env = provider.create(load_package(Path(sys.argv[1])), f"owner-{n}", Path(sys.argv[2]))
+            await env.start(False)
+            await env.exec("setsid sleep 909 & echo")
+            globals()[f"env{n}"] = env
+        print("ready", flush=True)
+        await asyncio.sleep(600)
+
+    asyncio.run(main())
+    """
+)
+
+
+def test_killed_owner_leaves_no_process_or_mount(package: TaskPackage, tmp_path: Path) -> None:
+    mounts = Path("/proc/self/mountinfo").read_text()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(package.path), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        assert len(_daemons(owner.pid)) == 3
+    finally:
+        owner.send_signal(signal.SIGKILL)
+        owner.communicate(timeout=10)
+    time.sleep(2)
+    assert "sleep 909" not in subprocess.check_output(["ps", "ax", "-o", "cmd"], text=True)
+    assert _daemons(owner.pid) == []
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+
+
+def test_missing_bubblewrap_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigurationError, match="apt-get install bubblewrap"):
+        BubblewrapEnvironment.preflight()
+
+
+@pytest.fixture
+def no_system_python(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    monkeypatch.setattr(launch, "SYSTEM_PYTHONS", ())
+    launch.guest_python.cache_clear()
+    yield
+    launch.guest_python.cache_clear()
+
+
+@pytest.mark.usefixtures("no_system_python")
+def test_python_that_sandboxes_cannot_reach_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launch, "can_map_ids", lambda: True)
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    tmp_path.chmod(0o700)
+    with pytest.raises(ConfigurationError, match="apt-get install python3"):
+        launch.require_bubblewrap()
+
+
+@pytest.mark.usefixtures("no_system_python")
+def test_running_python_stands_in_where_the_system_has_none(
+    package: TaskPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "can_map_ids", lambda: False)
+
+    async def main() -> None:
+        async with started(package, tmp_path) as env:
+            assert await output(env, "echo ok; echo x > /proc/sys/kernel/hostname || echo no") == (
+                "ok\nbash: line 1: /proc/sys/kernel/hostname: Read-only file system\nno\n"
+            )
+
+    asyncio.run(main())
+
+
+ORDINARY = textwrap.dedent(
+    """
+    import asyncio, os, sys
+    import concurrent.futures.thread, encodings.idna, encodings.unicode_escape
+    from pathlib import Path
+    from rl.config import SandboxConfig
+    from sandboxes.gates import gate_all, load_report
+    from sandboxes.provider import SandboxProvider
+    from sandboxes.tasks import load_folder
+
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    packages = load_folder(Path(sys.argv[1]))
+
+    async def main():
+        provider = SandboxProvider(SandboxConfig())
+        for result in await gate_all(packages, provider):
+            assert result.verdict == "passed", result
+        env = provider.create(packages[0], "ordinary", Path("/tmp"))
+        await env.start(False)
+        try:
+            for command in ("cat /etc/shadow", "ls /work", "touch /usr/x", "cat /proc/1/environ",
+                            "echo x > /proc/sys/kernel/hostname", "unshare -Ur true",
+                            "mount -t tmpfs none /mnt"):
+                assert (await env.run(command, timeout_s=20)).exit_code != 0, command
+            assert (await env.run("kill -9 -1", timeout_s=20)).exit_code == 137
+            late = await env.run("setsid sleep 910 & sleep 911", timeout_s=0.5, merged=True)
+            assert late.timed_out
+            assert (await env.run("id -u; touch /app/x /tmp/y", timeout_s=20)).exit_code == 0
+            assert (await env.run("id", user="nobody", timeout_s=20)).exit_code == 126
+        finally:
+            await env.stop()
+        print("fine")
+
+    asyncio.run(main())
+    """
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become an ordinary user")
+def test_ordinary_user_has_a_working_sandbox(tmp_path_factory: pytest.TempPathFactory) -> None:
+    bank = tmp_path_factory.mktemp("ordinary")
+    write_bank(bank, [], 6, seed=3)
+    for folder in (bank, *bank.parents[: len(bank.parents) - 1]):
+        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", ORDINARY, str(bank)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    assert done.stdout == "fine\n", done.stderr
+
+
+def _daemons(owner: int) -> list[int]:
+    """Live sandboxes whose first process was started by `owner`, or that have no owner."""
+    found: list[int] = []
+    for line in subprocess.check_output(["ps", "ax", "-o", "pid,ppid,cmd"], text=True).splitlines():
+        pid, parent, command = line.split(None, 2)
+        if command.startswith("bwrap ") and int(parent) in (owner, 1):
+            found.append(int(pid))
+    return found

@@ -1,0 +1,156 @@
+"""A whole campaign: real Ray, real vLLM on CPU, real sandboxes, real PEFT."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rl.evidence.layout import CampaignDir
+from rl.evidence.traces import read_traces
+from tests.support.campaigns import (
+    ROOT,
+    events,
+    processes_naming,
+    run_final,
+    small_config,
+    start_final,
+    write_config,
+)
+from tests.support.warm_start import make_warm_model
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_warm_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def wait_for(condition, log: Path, seconds: float = 300.0) -> None:  # noqa: ANN001
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, log.read_text(encoding="utf-8")
+        time.sleep(0.2)
+
+
+@pytest.mark.timeout(900)
+def test_two_updates_with_real_engines_end_in_an_audited_report(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "small.toml", small_config(model_dir))
+    done = run_final("--config", str(config), "--state", str(tmp_path), "--run-id", "whole")
+    assert done.returncode == 0, done.stdout + done.stderr
+    directory = CampaignDir(tmp_path / "campaigns" / "whole")
+
+    assert json.loads(directory.audit.read_text())["findings"] == []
+    rows = directory.metrics_rows().read()
+    assert [row.update for row in rows] == [1, 2]
+    for row in rows:
+        assert row.episodes == 8
+        assert max(row.staleness) <= 1
+        on_policy = row.staleness.get(0, 0) == row.episodes
+        assert not on_policy or abs(row.mismatch_kl) < 1e-5
+    train = list(read_traces(directory.train_trace))
+    assert Counter(record.outcome for record in train)["graded"] >= 16
+    assert len({record.reward for record in train}) == 2, "rewards must differ to teach anything"
+    heldout = list(read_traces(directory.heldout_trace))
+    assert Counter(record.arm for record in heldout if record.outcome == "graded") == {
+        "base": 8,
+        "step2": 8,
+    }
+    published = [e["fields"]["version"] for e in events(directory.root) if e["kind"] == "publish"]
+    assert published == [0, 1]
+    checkpoints = sorted(path.name for path in directory.checkpoints.iterdir())
+    assert len(checkpoints) == 2, checkpoints
+    assert "<html" in directory.report.read_text(encoding="utf-8")
+    assert "report:" in done.stdout
+    assert processes_naming(str(tmp_path)) == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stage", ["gates", "start", "train", "heldout"])
+def test_an_interrupt_at_any_stage_stops_in_seconds_and_can_be_continued(
+    stage: str, model_dir: Path, tmp_path: Path
+) -> None:
+    settings = small_config(
+        model_dir,
+        schedule={"updates": 3},
+        engine={"kind": "scripted", "scripted": {"replies": ["```bash\ntrue\n```"], "latency_s": 0.3}},
+        checkpoints={"updates": []},
+    )
+    config = write_config(tmp_path / "small.toml", settings)
+    log = tmp_path / "log"
+    first = start_final(
+        "--config", str(config), "--state", str(tmp_path), "--run-id", "cut", "--no-dashboard",
+        log=log,
+    )
+    campaign = tmp_path / "campaigns" / "cut"
+
+    def reached() -> bool:
+        assert first.poll() is None, log.read_text(encoding="utf-8")
+        rows = events(campaign)
+        stages = [row["fields"].get("stage") for row in rows]
+        if stage == "train":
+            return any(row["kind"] == "checkpoint" for row in rows)
+        if stage == "heldout":
+            return any(row["fields"].get("arm") for row in rows)
+        return stage in stages
+
+    wait_for(reached, log)
+    first.send_signal(signal.SIGINT)
+    assert first.wait(timeout=60) == 130, log.read_text(encoding="utf-8")
+    text = log.read_text(encoding="utf-8")
+    assert "--resume cut" in text
+    assert "Traceback" not in text
+    assert processes_naming(str(tmp_path)) == []
+
+    done = run_final("--resume", "cut", "--state", str(tmp_path), "--no-dashboard")
+    assert done.returncode == 0, done.stdout + done.stderr
+    directory = CampaignDir(campaign)
+    assert json.loads(directory.audit.read_text())["findings"] == []
+    ids = [r.attempt_id for r in read_traces(directory.train_trace)]
+    ids += [r.attempt_id for r in read_traces(directory.heldout_trace)]
+    assert len(ids) == len(set(ids))
+    dispatched = {
+        e["fields"]["attempt_id"] for e in events(campaign) if e["kind"] == "dispatch"
+    }
+    assert dispatched == set(ids)
+
+
+def test_an_occupied_run_id_is_refused_with_a_remedy(model_dir: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "small.toml", small_config(model_dir))
+    (tmp_path / "campaigns" / "taken").mkdir(parents=True)
+    done = run_final("--config", str(config), "--state", str(tmp_path), "--run-id", "taken")
+    assert done.returncode == 2
+    assert "taken" in done.stderr
+    assert "--resume" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_plan_of_every_shipped_configuration_is_validated_and_starts_nothing(
+    tmp_path: Path,
+) -> None:
+    for config in sorted((ROOT / "configs").glob("*.toml")):
+        done = run_final("--config", str(config), "--plan", "--state", str(tmp_path), "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["name"] == config.stem
+        assert not (tmp_path / "campaigns").exists()
+
+
+def test_the_reference_campaign_has_the_published_numbers(tmp_path: Path) -> None:
+    done = run_final(
+        "--config", "configs/final.toml", "--plan", "--json", "--state", str(tmp_path)
+    )
+    plan = json.loads(done.stdout)
+    assert plan["training"]["episodes"] == 640
+    assert plan["evaluation"]["attempts"] == 368
+    assert plan["resources"]["concurrent_episodes"] == 128
+    assert plan["resources"]["replicas"]["count"] == 2
+    assert plan["resources"]["replicas"]["max_num_seqs"] == 64
+    assert plan["training"]["max_staleness"] == 1
+    assert plan["training"]["checkpoints"] == [5, 10]
+    assert plan["bounds"]["watchdog_s"] == 9 * 3600
+    assert plan["bounds"]["function_bound_s"] == 550 * 60

@@ -1,0 +1,107 @@
+"""`ray job submit -- python -m rl.final` on a fresh local head."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rl.evidence.layout import CampaignDir
+from tests.support.campaigns import ROOT, SYSTEM, environment, small_config, write_config
+from tests.support.tiny_model import make_tiny_model
+
+RAY = str(Path(sys.executable).parent / "ray")
+ENGINE = {"kind": "scripted", "scripted": {"replies": ["```bash\ntouch a\n```"]}}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        while True:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            if not 10_002 <= port <= 19_999:  # the workers' range
+                return port
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a job server."""
+    port, dashboard = free_port(), free_port()
+    folder = tmp_path_factory.mktemp("ray")
+    command = [
+        RAY, "start", "--head", "--block", f"--port={port}", "--num-cpus=2",
+        "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
+    ]
+    log = (folder / "head.log").open("wb")
+    process = subprocess.Popen(
+        command, env=environment(), stdout=log, stderr=log, start_new_session=True, cwd=folder
+    )
+    address = f"http://127.0.0.1:{dashboard}"
+    try:
+        from ray.job_submission import JobSubmissionClient
+
+        for _ in range(120):
+            if process.poll() is not None:
+                pytest.fail((folder / "head.log").read_text())
+            try:
+                JobSubmissionClient(address).list_jobs()
+                break
+            except Exception:  # noqa: BLE001 - the server is not up yet
+                import time
+
+                time.sleep(0.5)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+        log.close()
+
+
+@pytest.mark.timeout(600)
+def test_a_submitted_campaign_ends_with_exit_code_0_and_the_same_evidence(
+    head: str, tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model", [SYSTEM, "```bash\ntouch a\n```"])
+    settings = small_config(model, engine=ENGINE, schedule={"updates": 1}, checkpoints={"updates": []})
+    config = write_config(tmp_path / "small.toml", settings)
+    done = subprocess.run(
+        [
+            RAY, "job", "submit", "--address", head, "--submission-id", "small-1",
+            "--", sys.executable, "-m", "rl.final", "--config", str(config),
+            "--state", str(tmp_path), "--run-id", "small-1",
+        ],
+        cwd=ROOT,
+        env=environment(PYTHONPATH=os.fspath(ROOT)),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    directory = CampaignDir(tmp_path / "campaigns" / "small-1")
+    assert json.loads(directory.audit.read_text())["findings"] == []
+    assert directory.report.is_file()
+
+
+@pytest.mark.timeout(300)
+def test_a_refused_campaign_fails_the_job_with_exit_code_2(head: str, tmp_path: Path) -> None:
+    from ray.job_submission import JobSubmissionClient
+
+    subprocess.run(
+        [
+            RAY, "job", "submit", "--address", head, "--submission-id", "bad-1",
+            "--", sys.executable, "-m", "rl.final", "--config", str(tmp_path / "missing.toml"),
+        ],
+        cwd=ROOT,
+        env=environment(PYTHONPATH=os.fspath(ROOT)),
+        capture_output=True,
+        timeout=200,
+        check=False,
+    )
+    assert JobSubmissionClient(head).get_job_info("bad-1").driver_exit_code == 2

@@ -1,0 +1,129 @@
+"""Small campaigns for tests: configurations, models and a way to run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SYSTEM = "Reply with one bash code block."
+FAMILIES = ["mkdir", "touch", "rm", "mv", "chmod", "movein"]
+
+
+def small_config(model_dir: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """A two-update campaign of eight-episode batches; `sections` replace values."""
+    config: dict[str, Any] = {
+        "name": "small",
+        "model": {
+            "source": "path",
+            "name": "tiny",
+            "path": str(model_dir),
+            "renderer": "chatml",
+            "dtype": "float32",
+        },
+        "tasks": {"train": 6, "heldout": 4, "families": FAMILIES},
+        "agent": {
+            "system_prompt": SYSTEM,
+            "call_format": "fenced",
+            "max_turns": 1,
+            "max_new_tokens": 24,
+            "max_recoveries": 0,
+            "command_timeout_s": 10.0,
+        },
+        "sandbox": {"disk_mb": 16},
+        "episodes": {"concurrency": 8, "workers": 2, "deadline_s": 120.0},
+        "schedule": {"updates": 2, "batch_size": 8, "group_size": 4},
+        "engine": {
+            "device": "cpu",
+            "replicas": 2,
+            "max_num_seqs": 8,
+            "max_model_len": 512,
+            "kv_cache_mb": 64,
+            "block_size": 32,
+            "probe_tolerance": 0.005,
+        },
+        "trainer": {"device": "cpu", "optimizer": {"lr": 4e-3}},
+        "checkpoints": {"updates": [1, 2]},
+        "heldout": {"attempts": 2, "shards": 2},
+        "limits": {"watchdog_s": 1200.0, "stall_s": 300.0},
+    }
+    for name, values in sections.items():
+        config[name] = {**config.get(name, {}), **values}
+    return config
+
+
+def write_config(path: Path, config: dict[str, Any]) -> Path:
+    """Write a configuration as TOML."""
+    path.write_text("\n".join(_toml(config)) + "\n", encoding="utf-8")
+    return path
+
+
+def _toml(table: dict[str, Any], prefix: str = "") -> list[str]:
+    """TOML lines of a tree: scalars and lists are written as JSON writes them."""
+    plain = {k: v for k, v in table.items() if not isinstance(v, dict)}
+    lines = [f"[{prefix}]"] * bool(prefix and plain)
+    lines += [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += _toml(value, f"{prefix}.{key}" if prefix else key)
+    return lines
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a command under test."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "RL_CHAOS"))}
+    return {**kept, "PYTHONUNBUFFERED": "1", "RAY_USAGE_STATS_ENABLED": "0", **extra}
+
+
+def run_final(*arguments: str, timeout: float = 900.0) -> subprocess.CompletedProcess[str]:
+    """Run `python -m rl.final` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "rl.final", *arguments],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def start_final(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
+    """Start `python -m rl.final`; its output goes to `log`."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rl.final", *arguments],
+            cwd=ROOT,
+            env=environment(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def events(campaign: Path) -> list[dict[str, Any]]:
+    """A campaign's event rows."""
+    path = campaign / "events.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def processes_naming(text: str) -> list[str]:
+    """Command lines of living processes that name `text`, apart from this one's."""
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it ended while we looked
+            continue
+        if text in line:
+            found.append(line.strip())
+    return found

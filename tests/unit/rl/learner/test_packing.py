@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl.errors import EngineError, EvidenceError
+from rl.learner.packing import MicroBatch, pack, training_sequences
+from rl.records import EpisodeRecord, Failure, Sample
+from tests.unit.rl.learner.tiny_policy import make_episode, make_group, random_group
+
+
+def context_of(batch: MicroBatch, source: int) -> tuple[int, ...]:
+    """The tokens that the position `source` sees, itself included."""
+    prefix, length = batch.prefix.tolist(), batch.rows.shape[1]
+    if source < len(prefix):
+        return tuple(prefix[: source + 1])
+    row, column = divmod(source - len(prefix), length)
+    return tuple(prefix + batch.rows[row, : column + 1].tolist())
+
+
+def predictions(batch: MicroBatch) -> list[tuple[tuple[int, ...], int, float]]:
+    """(context, target, sampler logprob) of everything the batch predicts."""
+    return [
+        (context_of(batch, int(source)), int(target), float(logprob))
+        for source, target, logprob in zip(
+            batch.sources, batch.targets, batch.sampler_logprobs, strict=True
+        )
+    ]
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> list[Sample]:
+    head = draw(st.lists(st.integers(0, 5), max_size=30))
+    made: list[Sample] = []
+    for index in range(draw(st.integers(2, 6))):
+        tail = draw(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=12))
+        sampled = [False] * len(head) + [bit for _, bit in tail]
+        made.append(
+            Sample(
+                token_ids=head + [t for t, _ in tail],
+                sampled=sampled,
+                # powers of two: exact in float32, and they tell the samples apart
+                logprobs=[-(2.0**-index) - t if bit else 0.0 for t, bit in enumerate(sampled)],
+            )
+        )
+    return made
+
+
+@settings(max_examples=200, deadline=None)
+@given(samples(), st.integers(1, 120), st.booleans())
+def test_every_sampled_token_is_predicted_exactly_once_from_its_own_context(drawn, budget, share):
+    group = make_group([make_episode([s], float(i % 2), index=i) for i, s in enumerate(drawn)])
+    batches = pack(training_sequences(group, "mean"), budget, share)
+    wanted = Counter(
+        (tuple(s.token_ids[:t]), s.token_ids[t], s.logprobs[t])
+        for s in drawn
+        for t in range(1, len(s.token_ids))
+        if s.sampled[t]
+    )
+    assert Counter(p for batch in batches for p in predictions(batch)) == wanted
+    for batch in batches:
+        assert batch.padded_tokens <= budget or batch.rows.shape[0] == 1
+
+
+def test_the_common_prompt_is_kept_once():
+    sequences = training_sequences(random_group("g", 1), "mean")
+    (batch,) = pack(sequences, 8192, share_prefix=True)
+    assert batch.prefix.numel() == 24
+    assert batch.rows.shape[0] == 4
+    (plain,) = pack(sequences, 8192, share_prefix=False)
+    assert plain.prefix.numel() == 0
+
+
+def test_rows_are_padded_on_the_right_and_sorted_by_length():
+    sequences = training_sequences(random_group("g", 3), "mean")
+    (batch,) = pack(sequences, 8192, share_prefix=False)
+    lengths = sorted(len(s.token_ids) for s in sequences)
+    assert batch.rows.shape[1] == lengths[-1]
+    for row, length in zip(batch.rows, lengths, strict=True):
+        assert not row[length:].any()
+
+
+def test_both_samples_of_a_compacted_episode_carry_its_advantage():
+    halves = [
+        Sample(token_ids=[1, 2, n], sampled=[False, True, True], logprobs=[0, -1, -1])
+        for n in (3, 4)
+    ]
+    group = make_group([make_episode(halves, 1.0), make_episode([halves[0]], 0.0, index=1)])
+    assert [s.advantage for s in training_sequences(group, "mean")] == [0.5, 0.5, -0.5]
+
+
+def test_a_masked_episode_is_refused():
+    good = make_episode([], 1.0)
+    masked = EpisodeRecord(
+        **{
+            **good.model_dump(),
+            "outcome": "masked",
+            "reward": None,
+            "failure": Failure(kind="SandboxError", message="gone"),
+        }
+    )
+    with pytest.raises(EvidenceError, match="masked"):
+        training_sequences(make_group([good, masked]), "mean")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 0.5])
+def test_a_sampler_logprob_that_is_none_is_refused(value):
+    sample = Sample(token_ids=[1, 2], sampled=[False, True], logprobs=[0.0, value])
+    group = make_group([make_episode([sample], 1.0), make_episode([sample], 0.0, index=1)])
+    with pytest.raises(EngineError, match="logprob"):
+        training_sequences(group, "mean")
+
+
+def test_a_logprob_on_a_token_that_was_not_sampled_is_never_looked_at():
+    sample = Sample(
+        token_ids=[1, 2, 3], sampled=[False, True, False], logprobs=[0, -1, float("nan")]
+    )
+    group = make_group([make_episode([sample], 1.0), make_episode([sample], 0.0, index=1)])
+    (batch,) = pack(training_sequences(group, "mean"), 100, share_prefix=True)
+    assert torch.isfinite(batch.sampler_logprobs).all()

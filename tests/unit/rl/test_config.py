@@ -1,0 +1,273 @@
+"""The configuration refuses what is wrong and says what would be right."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rl.config import CampaignConfig, describe, load_config, parse_config
+from rl.errors import ConfigurationError
+
+ROOT = Path(__file__).resolve().parents[3]
+SHIPPED = sorted((ROOT / "configs").glob("*.toml"))
+VALID: dict[str, Any] = {
+    "name": "unit",
+    "model": {"source": "path", "name": "tiny", "path": "models/tiny"},
+    "tasks": {"train": 8, "heldout": 4},
+    "agent": {"system_prompt": "Use bash.", "max_turns": 2, "max_new_tokens": 32},
+    "episodes": {"concurrency": 8, "deadline_s": 60},
+    "schedule": {"updates": 2, "batch_size": 8, "group_size": 4},
+    "engine": {"replicas": 2, "device": "cpu", "max_num_seqs": 8, "max_model_len": 512},
+    "trainer": {"device": "cpu", "optimizer": {"lr": 1e-4}},
+    "heldout": {"attempts": 2},
+    "limits": {"watchdog_s": 600},
+}
+
+
+def with_value(key: str, value: object) -> dict[str, Any]:
+    data = copy.deepcopy(VALID)
+    *tables, last = key.split(".")
+    table = data
+    for name in tables:
+        table = table.setdefault(name, {})
+    table[last] = value
+    return data
+
+
+def refusal(data: dict[str, Any]) -> ConfigurationError:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_config(data, where="campaign.toml")
+    return caught.value
+
+
+def write_toml(path: Path, extra: str = "") -> Path:
+    path.write_text(
+        f"""
+name = "unit"
+{extra}
+[model]
+source = "path"
+name = "tiny"
+path = "models/tiny"
+[tasks]
+train = 8
+heldout = 4
+[agent]
+system_prompt = "Use bash."
+max_turns = 2
+max_new_tokens = 32
+[episodes]
+concurrency = 8
+deadline_s = 60
+[schedule]
+updates = 2
+batch_size = 8
+group_size = 4
+[engine]
+replicas = 2
+device = "cpu"
+max_num_seqs = 8
+max_model_len = 512
+[trainer]
+device = "cpu"
+[trainer.optimizer]
+lr = 1e-4
+[heldout]
+attempts = 2
+[limits]
+watchdog_s = 600
+""",
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted"),
+    [
+        ("schedule.bath_size", "schedule.bath_size'; did you mean 'batch_size'"),
+        ("trainer.optimizer.learning_rat", "trainer.optimizer.learning_rat'"),
+        ("modle", "modle'; did you mean 'model'"),
+        ("group_size", "group_size'; did you mean 'schedule.group_size'"),
+        ("engine.zzz", "engine.zzz'; known here: kind, replicas"),
+    ],
+)
+def test_unknown_key_is_named_with_file_and_nearest(key: str, wanted: str) -> None:
+    error = refusal(with_value(key, 1))
+    assert error.where == "campaign.toml"
+    assert f"unknown key '{wanted}" in error.what
+    assert error.remedy
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("schedule.updates", "ten"),
+        ("schedule.updates", 0),
+        ("schedule.group_size", 1),
+        ("agent.temperature", 0.0),
+        ("limits.watchdog_s", float("inf")),
+        ("limits.watchdog_s", float("nan")),
+        ("engine.device", "tpu"),
+        ("name", "No Spaces"),
+        ("model.revision", "main"),
+        ("agent", "a string"),
+    ],
+)
+def test_ill_typed_value_is_named(key: str, value: object) -> None:
+    error = refusal(with_value(key, value))
+    assert f"'{key}'" in error.what
+    assert error.where == "campaign.toml"
+
+
+def test_missing_section_is_named() -> None:
+    data = copy.deepcopy(VALID)
+    del data["model"]
+    assert "'model'" in refusal(data).what
+
+
+def test_all_wrong_keys_are_named_at_once() -> None:
+    data = with_value("schedule.bath_size", 1)
+    data["engine"]["replicas"] = -1
+    data["nonsense"] = True
+    what = refusal(data).what
+    assert all(key in what for key in ("schedule.bath_size", "engine.replicas", "nonsense"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"schedule.batch_size": 6}, "not a multiple of group_size"),
+        ({"schedule.min_group": 5}, "min_group may not exceed"),
+        ({"schedule.max_staleness": 2}, "engine.max_loras"),
+        ({"agent.max_new_tokens": 512}, "max_new_tokens must be below"),
+        ({"heldout.shards": 3}, "heldout.shards may not exceed engine.replicas"),
+        ({"heldout.tasks": 1}, "number of held-out tasks"),
+        ({"checkpoints.updates": [1, 3]}, "beyond the last: [3]"),
+        ({"engine.kind": "scripted"}, "engine.scripted is given exactly when"),
+        ({"limits.function_bound_s": 600}, "watchdog_s must be below"),
+        ({"episodes.workers": 9}, "workers may not exceed concurrency"),
+        ({"model.source": "hub"}, "needs revision"),
+        ({"model.source": "packaged"}, "needs sha256"),
+        ({"tasks.path": "somewhere"}, "path is given exactly when"),
+        ({"tasks.source": "path"}, "path is given exactly when"),
+    ],
+)
+def test_contradiction_is_refused(changes: dict[str, object], wanted: str) -> None:
+    data = copy.deepcopy(VALID)
+    for key, value in changes.items():
+        table, _, last = key.rpartition(".")
+        data.setdefault(table, {})[last] = value
+    assert wanted in refusal(data).what
+
+
+def test_valid_configuration_round_trips() -> None:
+    config = parse_config(VALID, where="campaign.toml")
+    again = parse_config(config.model_dump(mode="json"), where="frozen.json")
+    assert again == config
+    assert again.digest() == config.digest()
+
+
+def test_configuration_is_frozen() -> None:
+    config = parse_config(VALID, where="campaign.toml")
+    with pytest.raises(ValidationError):
+        config.seed = 1
+    with pytest.raises(ValidationError):
+        config.trainer.lora.rank = 8
+
+
+def test_digest_depends_on_values_alone() -> None:
+    config = parse_config(VALID, where="a.toml")
+    reordered = parse_config(dict(reversed(VALID.items())), where="b.toml")
+    explicit = parse_config(with_value("seed", 0), where="c.toml")
+    changed = parse_config(with_value("seed", 1), where="d.toml")
+    assert config.digest() == reordered.digest() == explicit.digest() != changed.digest()
+
+
+def test_digest_is_the_same_in_another_process(tmp_path: Path) -> None:
+    path = write_toml(tmp_path / "campaign.toml")
+    code = (
+        "import sys; from pathlib import Path; from rl.config import load_config;"
+        "print(load_config(Path(sys.argv[1])).digest())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == load_config(path).digest()
+
+
+def test_counts_follow_from_the_sections() -> None:
+    config = parse_config(VALID, where="campaign.toml")
+    assert config.training_episodes == 16
+    assert config.schedule.groups_per_batch == 2
+    assert config.heldout_tasks == 4
+    assert config.heldout_attempts == 16
+    fewer = parse_config(with_value("heldout.tasks", 3), where="campaign.toml")
+    assert fewer.heldout_tasks == 3
+
+
+def test_every_key_is_described() -> None:
+    rows = dict(describe())
+    assert {key for key, text in rows.items() if not text.strip()} == set()
+    dumped = parse_config(VALID, where="campaign.toml").model_dump()
+
+    def keys(table: dict[str, Any], prefix: str) -> set[str]:
+        found: set[str] = set()
+        for name, value in table.items():
+            found.add(prefix + name)
+            if isinstance(value, dict):
+                found |= keys(value, f"{prefix}{name}.")
+        return found
+
+    assert keys(dumped, "") <= set(rows)
+
+
+def test_file_loads_like_its_values(tmp_path: Path) -> None:
+    loaded = load_config(write_toml(tmp_path / "campaign.toml"))
+    assert loaded == parse_config(VALID, where="campaign.toml")
+
+
+def test_overrides_replace_values_and_are_validated(tmp_path: Path) -> None:
+    path = write_toml(tmp_path / "campaign.toml")
+    config = load_config(path, {"seed": 7, "engine.replicas": 4, "trainer.lora.rank": 8})
+    assert (config.seed, config.engine.replicas, config.trainer.lora.rank) == (7, 4, 8)
+    with pytest.raises(ConfigurationError, match=r"did you mean 'replicas'"):
+        load_config(path, {"engine.replica": 4})
+    with pytest.raises(ConfigurationError, match="'name' is not a table"):
+        load_config(path, {"name.inner": 4})
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [(b"name = ", "not valid TOML"), (b"\xff\xfe", "cannot be read"), (None, "no such")],
+)
+def test_unreadable_file_is_one_message(tmp_path: Path, content: bytes | None, wanted: str) -> None:
+    path = tmp_path / "campaign.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=wanted) as caught:
+        load_config(path)
+    assert caught.value.where == str(path)
+
+
+def test_directory_as_file_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_configuration_parses(path: Path) -> None:
+    config = load_config(path)
+    assert isinstance(config, CampaignConfig)
+    assert config.engine.kind == "vllm"
