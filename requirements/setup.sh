@@ -92,8 +92,8 @@ uv_python() { # the same by uv, which may download one
   "$uv" python find --no-project 3.12 2>>"$log"
 }
 
-refuse_python() {
-  refuse "no Python 3.12 or 3.13 that runs was found (looked on PATH, under pyenv's versions and with uv)" \
+refuse_python() { # [WHAT-ELSE-FAILED]
+  refuse "no Python 3.12 or 3.13 that runs was found on PATH or among pyenv's versions${1:-}" \
     "install one: apt-get install python3.12 python3.12-venv, dnf install python3.12, pyenv install 3.12, or uv python install 3.12"
 }
 
@@ -326,7 +326,7 @@ if [ -n "$python" ]; then
   find_uv "$python"
 else
   find_uv
-  python=$(uv_python) || refuse_python
+  python=$(uv_python) || refuse_python ", and uv could not fetch one (log: $log)"
 fi
 [ -z "$main_pending" ] || install_main
 [ -z "$project_pending" ] || install_project

@@ -239,7 +239,9 @@ class Campaign:
 
         self.recorder.events.stage("report")
         self.recorder.events.stage(STAGE_DONE)
-        write_json(self.directory.audit, audit(self.directory))
+        result = audit(self.directory)
+        findings = result.findings
+        write_json(self.directory.audit, result)
         summary = summarize(load_evidence(self.directory))
         write_json(self.directory.summary, summary)
         write_report(self.directory)
@@ -247,6 +249,12 @@ class Campaign:
         for line in summary_lines(summary):
             self.progress.note(line)
         self.progress.note(f"report: {self.directory.report}")
+        if findings:
+            raise EvidenceError(
+                f"the audit has {len(findings)} findings, such as {findings[0].message}",
+                findings[0].where,
+                f"see all of them: python -m rl.audit {self.directory.root}",
+            )
 
     # ---- inside ---------------------------------------------------------
 

@@ -87,7 +87,10 @@ class Progress:
 
     def episode(self, record: EpisodeRecord) -> None:
         """A training episode ended."""
-        self._window["solved" if record.reward and record.reward > 0 else record.outcome] += 1
+        if record.outcome == "graded":
+            self._window["solved" if record.reward and record.reward >= 1.0 else "unsolved"] += 1
+        else:
+            self._window[record.outcome] += 1
 
     def update(self, metrics: UpdateMetrics) -> None:
         """An update was made."""

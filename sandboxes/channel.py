@@ -72,13 +72,16 @@ class Request:
         """The wire form."""
         return [
             b"exec",
-            self.command.encode("utf-8", errors="surrogateescape"),
+            self.command.encode("utf-8", errors="replace"),
             self.cwd.encode(),
             self.user.encode(),
             self.rlimits.encode(),
             str(self.timeout_s).encode(),
             f"{self.output_limit} {int(self.merged)}".encode(),
-            *(f"{key}={value}".encode() for key, value in self.env.items()),
+            *(
+                f"{key}={value}".encode("utf-8", errors="replace")
+                for key, value in self.env.items()
+            ),
         ]
 
 

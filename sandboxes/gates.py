@@ -170,9 +170,10 @@ async def _attempt(
         raise SandboxError(f"{kind}: {text}", package.name)
     if result.reward == wanted:
         return result.reward, ""
-    printed = result.verifier_log.strip() or (result.agent.output.strip() if result.agent else "")
+    printed = result.agent.output.strip() if result.agent else ""
     who = "its solution" if kind == "oracle" else "doing nothing"
-    return result.reward, f"{who} scores {result.reward:g}: {printed[-SHOWN_OUTPUT:]}"
+    said = f"{printed[-SHOWN_OUTPUT:]}\n{result.verifier_log.strip()[-SHOWN_OUTPUT:]}".strip()
+    return result.reward, f"{who} scores {result.reward:g}: {said}"
 
 
 async def gate_all(
@@ -214,9 +215,12 @@ async def gate_all(
             if on_result is not None:
                 on_result(result)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(max(1, min(concurrency, len(waiting)))):
-            group.create_task(work())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(waiting))):
+                group.create_task(work())
+    except BaseExceptionGroup as group:  # the others were cancelled because of the first
+        raise group.exceptions[0] from group
     return [results[package.digest] for package in packages]
 
 

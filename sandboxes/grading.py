@@ -39,8 +39,10 @@ VERIFIER_ENV = {
     "LANG": "C.UTF-8",
     "PYTHONNOUSERSITE": "1",
 }
-# Empty both places without following a link that stands in for one of them.
+# Empty both places without following a link that stands in for one of them; what
+# else the agent left in /logs goes too, as it may fill that disk.
 _CLEAR = (
+    "find /logs -mindepth 1 -delete 2>/dev/null; "
     f"for d in {VERIFIER_DIR} {TESTS_DIR}; do "
     'if [ -L "$d" ] || [ ! -d "$d" ]; then rm -rf -- "$d" && mkdir -p "$d" || exit 1; fi; '
     'find "$d" -mindepth 1 -delete || exit 1; chmod 777 "$d" || exit 1; done'
@@ -88,7 +90,9 @@ async def _grade(env: BaseEnvironment, package: TaskPackage, timeout_s: float) -
     code, output = await _run(env, f"chmod +x {script}; {script}", timeout_s, variables)
     if code is None:
         raise VerifierError(f"ran longer than {timeout_s:.0f} s: {output[-500:]}", package.name)
-    return Grade(await _read_reward(env, package, output), output)
+    reward = await _read_reward(env, package, output)
+    # A verifier that prints nothing leaves a log all the same: a reward is backed by one.
+    return Grade(reward, f"{output.rstrip()}\n[verifier exit {code}, reward {reward:g}]".lstrip())
 
 
 async def _end_agent(env: BaseEnvironment) -> None:

@@ -210,7 +210,7 @@ def _spawn(disk_mb: int, network: bool) -> Sandbox:
         args += mount_arguments(disk_mb, empty, guard_proc_sys=not full_map and os.geteuid() == 0)
         if guest.shown is not None:
             args += ["--ro-bind", guest.shown, guest.shown]
-        args += ["--setenv", "LC_ALL", "C.UTF-8", "--chdir", "/", guest.python, "-E", "-s", "-S"]
+        args += ["--setenv", "LC_ALL", "C.UTF-8", "--chdir", "/", guest.python, "-I", "-S"]
         args += [f"/proc/self/fd/{code}", "full" if full_map else "single", str(theirs.fileno())]
         sandbox = Sandbox(_popen(full_map, args, passed), Channel(ours), full_map)
     if full_map:

@@ -114,7 +114,11 @@ def load_folder(path: Path) -> list[TaskPackage]:
     """
     if not path.is_dir():
         raise TaskPackageError("no such folder of task packages", str(path))
-    children = sorted(child.parent for child in path.glob(f"*/{CONFIG_NAME}"))
+    children = sorted(
+        child.parent
+        for child in path.glob(f"*/{CONFIG_NAME}")
+        if not child.parent.name.startswith(".")  # one that is being written
+    )
     if not children:
         raise TaskPackageError(
             f"holds no task package (no child folder has a {CONFIG_NAME})", str(path)

@@ -150,7 +150,8 @@ def test_json_reward_beats_text(tmp_path: Path) -> None:
     )
     (path / "tests" / "test.sh").write_text(f"#!/bin/sh\necho checked\n{both}\n")
     result = attempt(load_package(path), "true")
-    assert (result.reward, result.verifier_log) == (0.5, "checked\n")
+    assert result.reward == 0.5
+    assert result.verifier_log == "checked\n[verifier exit 0, reward 0.5]"
     assert set(result.timings) == {"create", "agent", "verify", "stop", "total"}
 
 

@@ -152,7 +152,6 @@ def test_requests_in_flight_survive_a_load(bench: Bench) -> None:
     ("right", "wrong"),
     [
         ("base_model.model.", "base_model.model.language_model."),
-        ("base_model.model.", ""),
         ("model.layers", "encoder.blocks"),
     ],
 )
@@ -162,9 +161,8 @@ def test_adapter_with_wrong_keys_is_refused(bench: Bench, right: str, wrong: str
     renamed = {key.replace(right, wrong, 1): weight for key, weight in weights.items()}
     files = adapter.files | {"adapter_model.safetensors": save(renamed)}
     name = f"wrong-{len(wrong)}"
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(EngineError, match="from the trainer's"):
         bench.run(bench.replica.load_named(name, adapter.model_copy(update={"files": files})))
-    print(f"\nrefused {wrong!r}:", str(caught.value)[:300])
     assert name not in bench.run(bench.replica.served())
 
 

@@ -165,7 +165,7 @@ def test_split_depends_on_content_and_seed_alone() -> None:
 
 def test_tasks_of_equal_content_count_once() -> None:
     twins = [ref(1), ref(1).model_copy(update={"name": "twin"}), ref(2)]
-    with pytest.raises(ConfigurationError, match="3 tasks are wanted.* 2 different ones"):
+    with pytest.raises(ConfigurationError, match=r"3 tasks are wanted.* 2 different ones"):
         split(twins, tasks_config(2, 1), "bank")
 
 

@@ -35,13 +35,13 @@ def test_key_reward_or_the_only_key_counts(value: float) -> None:
     ],
 )
 def test_other_json_is_no_reward(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011
+    with pytest.raises(ValueError):
         parse_reward_json(text.encode())
 
 
 @pytest.mark.parametrize("text", ["", "  ", "one", "nan", "inf", "-inf", "1 2", "1_0", "0x1"])
 def test_other_text_is_no_reward(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011
+    with pytest.raises(ValueError):
         parse_reward_text(text.encode())
 
 

@@ -88,7 +88,7 @@ def test_what_stands_on_a_masked_token_changes_no_bit(name, poison):
     for column in range(3):
         columns = [list(logp), list(mu), list(adv)]
         columns[column][1] = poison
-        loss, gradient, clipped = evaluate(name, *columns, mask)
+        loss, gradient, clipped = evaluate(name, columns[0], columns[1], columns[2], mask)
         assert loss == clean[0]
         assert gradient.tobytes() == clean[1].tobytes()
         assert (clipped == clean[2]).all()

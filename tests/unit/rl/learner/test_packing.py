@@ -95,13 +95,9 @@ def test_both_samples_of_a_compacted_episode_carry_its_advantage():
 
 def test_a_masked_episode_is_refused():
     good = make_episode([], 1.0)
-    masked = EpisodeRecord(
-        **{
-            **good.model_dump(),
-            "outcome": "masked",
-            "reward": None,
-            "failure": Failure(kind="SandboxError", message="gone"),
-        }
+    failure = Failure(kind="SandboxError", message="gone")
+    masked = EpisodeRecord.model_validate(
+        good.model_dump() | {"outcome": "masked", "reward": None, "failure": failure.model_dump()}
     )
     with pytest.raises(EvidenceError, match="masked"):
         training_sequences(make_group([good, masked]), "mean")
