@@ -42,14 +42,8 @@ async def run_on_worker(cluster: Cluster, spec: AttemptSpec, deadline_s: float) 
 
 def masked(spec: AttemptSpec, error: InfrastructureError, started: float) -> EpisodeRecord:
     """The record of an attempt whose worker failed."""
-    return EpisodeRecord(
-        attempt_id=spec.attempt_id,
-        group_id=spec.group_id,
-        task_name=spec.task.name,
-        task_digest=spec.task.digest,
-        version=spec.version,
-        arm=spec.arm,
-        replica=spec.replica,
+    return EpisodeRecord.of(
+        spec,
         outcome="masked",
         stop_reason="infrastructure",
         failure=Failure(kind=type(error).__name__, message=str(error)),

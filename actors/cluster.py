@@ -23,6 +23,7 @@ from rl.errors import InfrastructureError
 
 WORKER_START_S = 180.0
 TRAINER_START_S = 900.0
+RAYLET_START_S = 180
 STOP_GRACE_S = 15.0
 # Beside its slots a worker answers control calls.
 CONTROL_CALLS = 8
@@ -98,6 +99,8 @@ def connect(address: str | None, namespace: str, dashboard: bool = True) -> str:
     """
     import logging
 
+    # A busy machine takes longer than Ray's own 30 s to start its daemon.
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", str(RAYLET_START_S))
     import ray
 
     address = address or os.environ.get("RAY_ADDRESS")

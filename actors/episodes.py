@@ -28,6 +28,8 @@ from sandboxes.tasks import TaskPackage, load_package, verify_digest
 # model out of time is told apart from an engine that does not answer.
 CLIENT_GRACE_S = 5.0
 VERIFIER_LOG_LIMIT = 4_000
+# A remote sandbox that its owner forgot ends this long after the episode must have.
+LIFETIME_GRACE_S = 600.0
 
 
 class EpisodeWorker:
@@ -54,7 +56,9 @@ class EpisodeWorker:
         self._task_root = task_root
         self._client = EngineClient(api_key)
         self._chat = Chat(model_dir, config.model, config.agent)
-        self._provider = SandboxProvider(config.sandbox)
+        self._provider = SandboxProvider(
+            config.sandbox, lifetime_s=config.episodes.deadline_s + LIFETIME_GRACE_S
+        )
         self._packages: dict[str, TaskPackage] = {}
         self._running: dict[str, asyncio.Task[EpisodeRecord]] = {}
         self._finished = 0
@@ -68,13 +72,15 @@ class EpisodeWorker:
 
     async def run(self, spec: AttemptSpec) -> EpisodeRecord:
         """Run one attempt to its terminal record."""
-        task = asyncio.ensure_future(self._run(spec))
+        started = time.time()
+        task = asyncio.ensure_future(self._run(spec, started))
         self._running[spec.attempt_id] = task
         try:
             return await task
         except asyncio.CancelledError:
-            task.cancel()
-            return self._record(spec, time.time(), None, cancelled=True)
+            return EpisodeRecord.of(
+                spec, outcome="cancelled", stop_reason="cancelled", started_at=started
+            )
         finally:
             self._running.pop(spec.attempt_id, None)
             self._finished += 1
@@ -94,15 +100,14 @@ class EpisodeWorker:
         await self._client.close()
         return len(tasks)
 
-    async def _run(self, spec: AttemptSpec) -> EpisodeRecord:
-        started = time.time()
+    async def _run(self, spec: AttemptSpec, started: float) -> EpisodeRecord:
         package = self._package(spec.task)
 
         async def agent(shell: Shell, deadline: float) -> AgentResult:
             return await self._agent(spec).run(spec.task.instruction, shell, deadline)
 
         result = await run_attempt(package, self._provider, agent, self._limits(), spec.attempt_id)
-        return self._record(spec, started, result)
+        return _record(spec, started, result)
 
     def _agent(self, spec: AttemptSpec) -> BashAgent:
         config = self._config
@@ -141,39 +146,23 @@ class EpisodeWorker:
             self._packages[task.digest] = package
         return package
 
-    def _record(
-        self,
-        spec: AttemptSpec,
-        started: float,
-        result: AttemptResult[AgentResult] | None,
-        cancelled: bool = False,
-    ) -> EpisodeRecord:
-        agent = result.agent if result is not None else None
-        if result is None or cancelled:
-            outcome, stop = "cancelled", "cancelled"
-        elif result.outcome == "masked":
-            outcome, stop = "masked", "infrastructure"
-        else:
-            outcome = "graded"
-            stop = agent.stop_reason if agent is not None else "infrastructure"
-        return EpisodeRecord(
-            attempt_id=spec.attempt_id,
-            group_id=spec.group_id,
-            task_name=spec.task.name,
-            task_digest=spec.task.digest,
-            version=spec.version,
-            arm=spec.arm,
-            replica=spec.replica,
-            outcome=outcome,
-            reward=result.reward if result is not None and outcome == "graded" else None,
-            stop_reason=stop,
-            samples=agent.samples if agent is not None else [],
-            turns=agent.turns if agent is not None else [],
-            timings=dict(result.timings) if result is not None else {},
-            verifier_log=result.verifier_log[-VERIFIER_LOG_LIMIT:] if result is not None else "",
-            failure=result.failure if result is not None and outcome == "masked" else None,
-            started_at=started,
-        )
+
+def _record(spec: AttemptSpec, started: float, result: AttemptResult[AgentResult]) -> EpisodeRecord:
+    """The terminal record of an attempt that ran to its end."""
+    graded = result.outcome == "graded"
+    agent = result.agent
+    return EpisodeRecord.of(
+        spec,
+        outcome=result.outcome,
+        reward=result.reward,
+        stop_reason=agent.stop_reason if graded and agent is not None else "infrastructure",
+        samples=agent.samples if agent is not None else [],
+        turns=agent.turns if agent is not None else [],
+        timings=result.timings,
+        verifier_log=result.verifier_log[-VERIFIER_LOG_LIMIT:],
+        failure=result.failure,
+        started_at=started,
+    )
 
 
 def attempt_seed(campaign_seed: int, attempt_id: str) -> int:

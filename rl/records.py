@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -129,6 +129,20 @@ class EpisodeRecord(Record):
     verifier_log: str = Field(default="", description="the verifier's output, cut")
     failure: Failure | None = None
     started_at: float = Field(description="unix time, s")
+
+    @classmethod
+    def of(cls, spec: AttemptSpec, **fields: Any) -> EpisodeRecord:
+        """The record of the attempt `spec`, with how it ended in `fields`."""
+        return cls(
+            attempt_id=spec.attempt_id,
+            group_id=spec.group_id,
+            task_name=spec.task.name,
+            task_digest=spec.task.digest,
+            version=spec.version,
+            arm=spec.arm,
+            replica=spec.replica,
+            **fields,
+        )
 
     @model_validator(mode="after")
     def _terminal(self) -> EpisodeRecord:

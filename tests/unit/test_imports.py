@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
-    "project"
-]["scripts"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SCRIPTS: dict[str, str] = PROJECT["project"]["scripts"]
+CONTRACTS = {contract["id"]: contract for contract in PROJECT["tool"]["importlinter"]["contracts"]}
 HEAVY = ("ray", "torch", "transformers", "peft", "harbor", "vllm", "modal", "datasets")
 TIMEOUT_S = 120.0  # a first import without bytecode on a busy machine
 
@@ -47,6 +48,29 @@ def test_import_contracts_hold() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_contracts_cover_every_module() -> None:
+    children = {
+        f"rl.{path.stem}"
+        for path in (ROOT / "rl").iterdir()
+        if (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").is_file()
+    }
+    layers = re.findall(r"[a-z_.]+", " ".join(CONTRACTS["direction"]["layers"]))
+    assert set(layers) == children | {"actors", "sandboxes", "benchmarks"}
+    others = set(layers) - {"rl.learner"}
+    assert set(CONTRACTS["torch"]["source_modules"]) == others
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "rl.campaign",
+        *(f"actors.{path.stem}" for path in sorted((ROOT / "actors").glob("[a-z]*.py"))),
+    ],
+)
+def test_only_the_learner_loads_torch(module: str) -> None:
+    assert loaded_after(f"import {module}", ("torch", "peft", "vllm")) == []
 
 
 @pytest.mark.parametrize("module", ["rl.config", "rl.records", "rl.errors"])
