@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from rl.errors import EngineError
-from rl.evidence.files import disk_errors, sync_directory, write_bytes
+from rl.files import disk_errors, sync_directory, write_bytes
 from rl.records import AdapterBytes, Probe
 
 PROBE_FILE = "probe.json"

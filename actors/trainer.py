@@ -15,6 +15,7 @@ from typing import Any
 
 from rl.config import CampaignConfig
 from rl.errors import StalenessViolation
+from rl.files import disk_errors
 from rl.records import AdapterBytes, Group, UpdateMetrics
 
 
@@ -83,10 +84,12 @@ class Trainer:
         from rl.learner.checkpoint import prune, save_checkpoint
 
         self._state = "checkpoint"
-        path = save_checkpoint(
-            self._checkpoints, self._learner.version, self._learner.state(), frontier, config_digest
-        )
-        prune(self._checkpoints, set(self._config.checkpoints.updates))
+        state = self._learner.state()
+        with disk_errors(self._checkpoints):
+            path = save_checkpoint(
+                self._checkpoints, self._learner.version, state, dict(frontier), config_digest
+            )
+            prune(self._checkpoints, set(self._config.checkpoints.updates))
         self._state = "idle"
         return str(path)
 

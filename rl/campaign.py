@@ -24,12 +24,12 @@ from rl.config import CampaignConfig
 from rl.errors import DeadlineExceeded, EvidenceError
 from rl.evidence.audit import audit
 from rl.evidence.events import STAGE_DONE
-from rl.evidence.files import sha256_files, write_json
 from rl.evidence.frozen import CodePin, ModelPin, freeze, load_frozen, verify_frozen
 from rl.evidence.layout import CampaignDir
 from rl.evidence.recorder import Recorder
 from rl.evidence.rows import BASE_ARM, ArmPin, Arms, Gates
 from rl.evidence.rows import GateResult as GateRow
+from rl.files import sha256_files, write_json
 from rl.learner import checkpoint
 from rl.prepare import PreparedModel, PreparedTasks
 from rl.progress import Progress

@@ -457,11 +457,12 @@ def describe(model: type[BaseModel] = CampaignConfig, prefix: str = "") -> list[
 
 def _set_dotted(data: dict[str, Any], key: str, value: Any) -> None:
     *tables, last = key.split(".")
+    node: Any = data
     for table in tables:
-        data = data.setdefault(table, {})
-        if not isinstance(data, dict):
+        node = node.setdefault(table, {})
+        if not isinstance(node, dict):
             raise ConfigurationError(f"'{table}' is not a table", f"override {key}")
-    data[last] = value
+    node[last] = value
 
 
 def _explain(item: Any) -> str:

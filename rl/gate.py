@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rl.errors import EXIT_OK, EXIT_REFUSED, ConfigurationError, run_command
 
@@ -122,5 +122,10 @@ def _rewards(values: list[float]) -> str:
     return ",".join(f"{value:g}" for value in values) or "-"
 
 
-if __name__ == "__main__":
+def cli() -> NoReturn:
+    """The console script."""
     run_command(main)
+
+
+if __name__ == "__main__":
+    cli()

@@ -40,7 +40,7 @@ from rl.errors import (
     InfrastructureError,
     run_command,
 )
-from rl.evidence.files import disk_errors, sha256_files
+from rl.files import disk_errors, sha256_files
 from rl.records import TaskRef
 
 _LOG = logging.getLogger(__name__)

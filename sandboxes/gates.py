@@ -11,8 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -28,6 +26,7 @@ from rl.errors import (
     SandboxError,
     TaskPackageError,
 )
+from rl.files import write_json
 from sandboxes.attempt import AttemptLimits, AttemptResult, Provider, run_attempt
 from sandboxes.tasks import TaskPackage, verify_digest
 
@@ -244,21 +243,7 @@ def load_report(path: Path) -> GateReport:
 def save_report(report: GateReport, path: Path) -> None:
     """Write a report so that it is whole even if this machine stops now."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(report.model_dump_json(indent=1))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_json(path, report)
 
 
 def require_gate(report: GateReport, packages: Sequence[TaskPackage]) -> None:

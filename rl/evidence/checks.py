@@ -17,10 +17,10 @@ from typing import Final
 
 from rl.config import CampaignConfig, ScheduleConfig
 from rl.evidence.events import DISPATCH, Event
-from rl.evidence.files import sha256_files
 from rl.evidence.frozen import Frozen, config_digest
 from rl.evidence.layout import CampaignDir
 from rl.evidence.rows import ArmPin, Arms, Finding, TrainedGroup, UpdateRow
+from rl.files import sha256_files
 from rl.records import EpisodeRecord, TaskRef, UpdateMetrics
 
 REWARD_TOLERANCE: Final = 1e-4  # the trainer may sum rewards in float32

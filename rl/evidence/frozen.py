@@ -23,9 +23,9 @@ from pydantic import Field, ValidationError
 
 from rl.config import CampaignConfig, ModelConfig, parse_config
 from rl.errors import ConfigurationError, EvidenceError
-from rl.evidence.files import create_exclusive, json_bytes, sha256_files
 from rl.evidence.layout import CampaignDir
 from rl.evidence.lines import first_problem
+from rl.files import create_exclusive, json_bytes, sha256_files
 from rl.records import Record, TaskRef
 
 _GIT_TIMEOUT_S = 30.0  # a status of a large tree on a cold disk takes a few seconds

@@ -17,16 +17,16 @@ from typing import Final
 
 from rl.errors import ConfigurationError, EvidenceError
 from rl.evidence.events import Event
-from rl.evidence.files import (
+from rl.evidence.lines import JsonLines
+from rl.evidence.rows import Arms, Gates, UpdateRow
+from rl.evidence.traces import repair
+from rl.files import (
     append_bytes,
     disk_errors,
     sync_directory,
     write_bytes,
     write_json,
 )
-from rl.evidence.lines import JsonLines
-from rl.evidence.rows import Arms, Gates, UpdateRow
-from rl.evidence.traces import repair
 from rl.records import UpdateMetrics
 
 CAMPAIGNS_ROOT: Final = Path("state/campaigns")

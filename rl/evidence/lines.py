@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from rl.errors import EvidenceError
-from rl.evidence.files import append_bytes, disk_errors, sync_directory
+from rl.files import append_bytes, disk_errors, sync_directory
 
 _TAIL_BLOCK_BYTES = 1 << 16  # read backwards in blocks: a tail is short, a file may not be
 

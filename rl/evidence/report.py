@@ -25,7 +25,6 @@ from markupsafe import Markup
 
 from rl.evidence import charts
 from rl.evidence.events import PUBLISH, STAGE
-from rl.evidence.files import write_bytes
 from rl.evidence.layout import CampaignDir
 from rl.evidence.rows import BASE_ARM
 from rl.evidence.stats import EXACT_TASKS, SIGNIFICANCE, ArmSummary
@@ -38,6 +37,7 @@ from rl.evidence.summary import (
     percent,
     summarize,
 )
+from rl.files import write_bytes
 from rl.records import EpisodeRecord
 
 _TEXT_LIMIT: Final = 4_000  # characters of one output on the page; the trace has it all

@@ -26,8 +26,8 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from rl.errors import EvidenceError
-from rl.evidence.files import append_bytes, disk_errors, sync_directory
 from rl.evidence.lines import first_problem
+from rl.files import append_bytes, disk_errors, sync_directory
 from rl.records import SCHEMA_VERSION, EpisodeRecord
 
 _LEVEL = 6  # token lists shrink 3.5 times at 6; higher levels gain under 5%

@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from rl.errors import EvidenceError
+from rl.files import sha256_file
 from rl.learner import durable
 from rl.learner.state import LearnerState, files_sha256
 from rl.records import AdapterBytes, Probe, Record
@@ -206,7 +208,7 @@ def _manifest(
         adapter_sha256=files_sha256(adapter.files),
         probe=adapter.probe,
         files={
-            name: FileEntry(bytes=len(data), sha256=durable.sha256(data))
+            name: FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
             for name, data in sorted(contents.items())
         },
     )
@@ -276,7 +278,7 @@ def _verify_file(file: Path, entry: FileEntry) -> None:
     size = file.stat().st_size
     if size != entry.bytes:
         raise _damaged(file, f"has {size} bytes, the manifest says {entry.bytes}")
-    if durable.file_sha256(file) != entry.sha256:
+    if sha256_file(file) != entry.sha256:
         raise _damaged(file, "has another sha256 than the manifest says")
 
 

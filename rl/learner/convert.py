@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl.errors import ConfigurationError
+from rl.files import sha256_file
 from rl.learner import durable
 
 MARKER = "conversion.json"
@@ -53,7 +54,7 @@ def packaged_gguf(name: str, sha256: str) -> Path:
     path = Path(spec.origin).parent / file
     if not path.is_file():
         raise ConfigurationError("the model file is missing", str(path), "reinstall its wheel")
-    found = durable.file_sha256(path)
+    found = sha256_file(path)
     if found != sha256:
         raise ConfigurationError(
             f"sha256 is {found}, model.sha256 says {sha256}",
@@ -76,7 +77,7 @@ def convert_gguf(
     """
     if not gguf_path.is_file():
         raise ConfigurationError("no such GGUF file", str(gguf_path))
-    origin = {"source_sha256": durable.file_sha256(gguf_path), "dtype": dtype}
+    origin = {"source_sha256": sha256_file(gguf_path), "dtype": dtype}
     if _already_there(out, origin):
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +90,7 @@ def convert_gguf(
         for path in sorted(temporary.iterdir()):
             path.chmod(0o644)
             durable.sync(path)
-            files[path.name] = durable.file_sha256(path)
+            files[path.name] = sha256_file(path)
         marker = json.dumps({**origin, "source": gguf_path.name, "files": files}, indent=2)
         durable.write_file(temporary / MARKER, marker.encode())
         durable.sync(temporary)

@@ -9,36 +9,20 @@ Invariants:
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from pathlib import Path
 
+from rl.files import write_all
+
 TEMPORARY = ".tmp-"
-_READ_SIZE = 1 << 20  # bytes hashed at a time: bounded memory for any file
-
-
-def sha256(content: bytes) -> str:
-    """sha256 of `content`, hex."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file's content, hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_READ_SIZE):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Create `path` with `content`, synced; it must not exist yet."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(handle, view) :]
+        write_all(handle, content)
         os.fsync(handle)
     finally:
         os.close(handle)

@@ -23,13 +23,15 @@ from tests.support.campaigns import (
 )
 from tests.support.warm_start import make_warm_model
 
+SLOW_REPLIES = {"replies": ["```bash\ntrue\n```"], "latency_s": 0.3}
+
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_warm_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def wait_for(condition, log: Path, seconds: float = 300.0) -> None:  # noqa: ANN001
+def wait_for(condition, log: Path, seconds: float = 300.0) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, log.read_text(encoding="utf-8")
@@ -78,13 +80,22 @@ def test_an_interrupt_at_any_stage_stops_in_seconds_and_can_be_continued(
     settings = small_config(
         model_dir,
         schedule={"updates": 3},
-        engine={"kind": "scripted", "scripted": {"replies": ["```bash\ntrue\n```"], "latency_s": 0.3}},
+        engine={
+            "kind": "scripted",
+            "scripted": {"replies": ["```bash\ntrue\n```"], "latency_s": 0.3},
+        },
         checkpoints={"updates": []},
     )
     config = write_config(tmp_path / "small.toml", settings)
     log = tmp_path / "log"
     first = start_final(
-        "--config", str(config), "--state", str(tmp_path), "--run-id", "cut", "--no-dashboard",
+        "--config",
+        str(config),
+        "--state",
+        str(tmp_path),
+        "--run-id",
+        "cut",
+        "--no-dashboard",
         log=log,
     )
     campaign = tmp_path / "campaigns" / "cut"
@@ -114,9 +125,7 @@ def test_an_interrupt_at_any_stage_stops_in_seconds_and_can_be_continued(
     ids = [r.attempt_id for r in read_traces(directory.train_trace)]
     ids += [r.attempt_id for r in read_traces(directory.heldout_trace)]
     assert len(ids) == len(set(ids))
-    dispatched = {
-        e["fields"]["attempt_id"] for e in events(campaign) if e["kind"] == "dispatch"
-    }
+    dispatched = {e["fields"]["attempt_id"] for e in events(campaign) if e["kind"] == "dispatch"}
     assert dispatched == set(ids)
 
 
@@ -141,9 +150,7 @@ def test_the_plan_of_every_shipped_configuration_is_validated_and_starts_nothing
 
 
 def test_the_reference_campaign_has_the_published_numbers(tmp_path: Path) -> None:
-    done = run_final(
-        "--config", "configs/final.toml", "--plan", "--json", "--state", str(tmp_path)
-    )
+    done = run_final("--config", "configs/final.toml", "--plan", "--json", "--state", str(tmp_path))
     plan = json.loads(done.stdout)
     assert plan["training"]["episodes"] == 640
     assert plan["evaluation"]["attempts"] == 368

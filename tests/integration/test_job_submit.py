@@ -35,8 +35,14 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port, dashboard = free_port(), free_port()
     folder = tmp_path_factory.mktemp("ray")
     command = [
-        RAY, "start", "--head", "--block", f"--port={port}", "--num-cpus=2",
-        "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
+        RAY,
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+        "--num-cpus=2",
+        "--dashboard-host=127.0.0.1",
+        f"--dashboard-port={dashboard}",
     ]
     log = (folder / "head.log").open("wb")
     process = subprocess.Popen(
@@ -52,7 +58,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             try:
                 JobSubmissionClient(address).list_jobs()
                 break
-            except Exception:  # noqa: BLE001 - the server is not up yet
+            except Exception:
                 import time
 
                 time.sleep(0.5)
@@ -68,13 +74,29 @@ def test_a_submitted_campaign_ends_with_exit_code_0_and_the_same_evidence(
     head: str, tmp_path: Path
 ) -> None:
     model = make_tiny_model(tmp_path / "model", [SYSTEM, "```bash\ntouch a\n```"])
-    settings = small_config(model, engine=ENGINE, schedule={"updates": 1}, checkpoints={"updates": []})
+    settings = small_config(
+        model, engine=ENGINE, schedule={"updates": 1}, checkpoints={"updates": []}
+    )
     config = write_config(tmp_path / "small.toml", settings)
     done = subprocess.run(
         [
-            RAY, "job", "submit", "--address", head, "--submission-id", "small-1",
-            "--", sys.executable, "-m", "rl.final", "--config", str(config),
-            "--state", str(tmp_path), "--run-id", "small-1",
+            RAY,
+            "job",
+            "submit",
+            "--address",
+            head,
+            "--submission-id",
+            "small-1",
+            "--",
+            sys.executable,
+            "-m",
+            "rl.final",
+            "--config",
+            str(config),
+            "--state",
+            str(tmp_path),
+            "--run-id",
+            "small-1",
         ],
         cwd=ROOT,
         env=environment(PYTHONPATH=os.fspath(ROOT)),
@@ -95,8 +117,19 @@ def test_a_refused_campaign_fails_the_job_with_exit_code_2(head: str, tmp_path: 
 
     subprocess.run(
         [
-            RAY, "job", "submit", "--address", head, "--submission-id", "bad-1",
-            "--", sys.executable, "-m", "rl.final", "--config", str(tmp_path / "missing.toml"),
+            RAY,
+            "job",
+            "submit",
+            "--address",
+            head,
+            "--submission-id",
+            "bad-1",
+            "--",
+            sys.executable,
+            "-m",
+            "rl.final",
+            "--config",
+            str(tmp_path / "missing.toml"),
         ],
         cwd=ROOT,
         env=environment(PYTHONPATH=os.fspath(ROOT)),

@@ -54,7 +54,7 @@ def test_128_episodes_are_in_flight_at_once_and_each_ends_once(tmp_path: Path) -
     assert processes_naming(str(tmp_path)) == []
 
 
-async def _run_all(config, root, train, tmp_path) -> tuple[list[EpisodeRecord], int]:  # noqa: ANN001
+async def _run_all(config, root, train, tmp_path) -> tuple[list[EpisodeRecord], int]:
     cluster = Cluster(config)
     try:
         await start_serving(cluster, tmp_path / "model", tmp_path / "logs", root)
@@ -76,7 +76,7 @@ async def _run_all(config, root, train, tmp_path) -> tuple[list[EpisodeRecord], 
         await cluster.stop()
 
 
-def _spec(cluster: Cluster, train, number: int) -> AttemptSpec:  # noqa: ANN001
+def _spec(cluster: Cluster, train, number: int) -> AttemptSpec:
     return AttemptSpec(
         attempt_id=f"a{number}",
         group_id=f"g{number // 8}",

@@ -30,9 +30,7 @@ def make_warm_model(directory: Path, seed: int = 0) -> Path:
     pairs = demonstrations(seed)
     corpus = [SYSTEM, "system user assistant", *(f"{ask}\n{reply}" for ask, reply in pairs)]
     make_tiny_model(directory, corpus, seed)
-    agent = AgentConfig(
-        system_prompt=SYSTEM, call_format="fenced", max_turns=1, max_new_tokens=24
-    )
+    agent = AgentConfig(system_prompt=SYSTEM, call_format="fenced", max_turns=1, max_new_tokens=24)
     chat = Chat(
         directory,
         ModelConfig(source="path", name="tiny", path=str(directory), renderer="chatml"),

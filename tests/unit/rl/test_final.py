@@ -46,8 +46,14 @@ def test_bad_input_ends_in_one_message_with_exit_code_2(
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
             (model / name).write_text("{}")
         arguments += [
-            "--set", "model.source=path", "--set", f"model.path={model}",
-            "--set", "tasks.train=6", "--set", "tasks.heldout=6",
+            "--set",
+            "model.source=path",
+            "--set",
+            f"model.path={model}",
+            "--set",
+            "tasks.train=6",
+            "--set",
+            "tasks.heldout=6",
         ]
     done = final(*arguments)
     assert done.returncode == 2, done.stderr
@@ -90,9 +96,19 @@ def test_a_corrupt_task_package_is_named_before_anything_starts(tmp_path: Path) 
     with (packages[0] / "task.toml").open("a", encoding="utf-8") as file:
         file.write("\n[agent]\ntimeout_seconds = 5\n")
     done = final(
-        "--plan", "--state", str(tmp_path), "--set", "tasks.source=path",
-        "--set", f"tasks.path={tasks}", "--set", "tasks.families=[]",
-        "--set", "tasks.train=6", "--set", "tasks.heldout=6",
+        "--plan",
+        "--state",
+        str(tmp_path),
+        "--set",
+        "tasks.source=path",
+        "--set",
+        f"tasks.path={tasks}",
+        "--set",
+        "tasks.families=[]",
+        "--set",
+        "tasks.train=6",
+        "--set",
+        "tasks.heldout=6",
     )
     assert done.returncode == 2
     assert packages[0].name in done.stderr

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.agent.chat import Chat
@@ -173,9 +173,11 @@ def test_context_limit_ends_the_episode_before_the_engine_refuses(model_dir: Pat
     assert result.stop_reason == "context_limit"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_no_token_sequence_of_a_model_breaks_an_episode(model_dir: Path, data: st.DataObject) -> None:
+def test_no_token_sequence_of_a_model_breaks_an_episode(
+    model_dir: Path, data: st.DataObject
+) -> None:
     call_format = data.draw(st.sampled_from(["tool", "fenced"]))
     config = agent_config(call_format=call_format, max_recoveries=3)
     model = ModelConfig(source="path", name="t", path=str(model_dir), renderer="chatml")

@@ -11,12 +11,12 @@ from typing import Any
 from rl.config import CampaignConfig, parse_config
 from rl.evidence.audit import audit
 from rl.evidence.events import DISPATCH, PUBLISH, EventLog
-from rl.evidence.files import sha256_files, write_json
 from rl.evidence.frozen import CodePin, ModelPin, freeze
 from rl.evidence.layout import CampaignDir, create
 from rl.evidence.rows import ArmPin, Arms, GateResult, Gates, TrainedGroup, UpdateRow
 from rl.evidence.summary import load_evidence, summarize
 from rl.evidence.traces import TraceWriter
+from rl.files import sha256_files, write_json
 from rl.records import EpisodeRecord, Failure, Sample, TaskRef, TurnRecord, UpdateMetrics
 
 FAMILIES = ("mkdir", "touch", "remove", "rename", "chmod", "move")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rl import files
 from rl.errors import EvidenceError, InfrastructureError
-from rl.evidence import files
 
 
 def test_written_bytes_replace_the_old_content_and_leave_nothing_else(tmp_path: Path) -> None:
