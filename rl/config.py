@@ -1,8 +1,8 @@
 """The configuration of a campaign: one typed tree, read from one TOML file.
 
 Invariants:
-- An unknown key is an error that names the key, the file and the nearest known
-  key; nothing is ever ignored.
+- Unknown keys are refused; nothing is ever ignored.  `rl.config_file` reads the
+  tree from a file and explains what is wrong with it.
 - A loaded `CampaignConfig` is frozen and consistent: whatever can be checked
   without a model, a task or a cluster has been checked.
 - `digest()` depends on values alone, so a campaign can prove that the
@@ -12,17 +12,11 @@ Invariants:
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import tomllib
-import typing
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from rl.errors import ConfigurationError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -398,104 +392,3 @@ class CampaignConfig(Section):
         """sha256 over the canonical JSON of every value."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-def load_config(path: Path, overrides: dict[str, Any] | None = None) -> CampaignConfig:
-    """Read and validate the configuration file at `path`.
-
-    Args:
-        path: a TOML file.
-        overrides: values by dotted key that replace the file's, such as
-            `{"seed": 3, "engine.replicas": 1}`.
-
-    Raises:
-        ConfigurationError: the file is missing or no TOML, a key is unknown or
-            has the wrong type, or the values contradict each other.
-    """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigurationError(
-            "no such configuration file", str(path), "see configs/ for the shipped ones"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot be read: {error}", str(path)) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"not valid TOML: {error}", str(path)) from None
-    for key, value in (overrides or {}).items():
-        _set_dotted(data, key, value)
-    return parse_config(data, where=str(path))
-
-
-def parse_config(data: dict[str, Any], where: str) -> CampaignConfig:
-    """Validate `data`; `where` names its origin in errors.
-
-    Raises:
-        ConfigurationError: naming every wrong key, its value and the nearest right one.
-    """
-    try:
-        return CampaignConfig.model_validate(data)
-    except ValidationError as error:
-        lines = [_explain(item) for item in error.errors()]
-        what = lines[0] if len(lines) == 1 else "\n  - ".join(["several keys are wrong", *lines])
-        raise ConfigurationError(
-            what, where, "correct the file; `python -m rl.final --describe-config` lists every key"
-        ) from None
-
-
-def describe(model: type[BaseModel] = CampaignConfig, prefix: str = "") -> list[tuple[str, str]]:
-    """Every dotted key with its description, in the tree's order."""
-    rows: list[tuple[str, str]] = []
-    for name, field in model.model_fields.items():
-        key = f"{prefix}{name}"
-        child = _section_of(field.annotation)
-        rows.append((key, field.description or ""))
-        if child is not None:
-            rows.extend(describe(child, prefix=f"{key}."))
-    return rows
-
-
-def _set_dotted(data: dict[str, Any], key: str, value: Any) -> None:
-    *tables, last = key.split(".")
-    node: Any = data
-    for table in tables:
-        node = node.setdefault(table, {})
-        if not isinstance(node, dict):
-            raise ConfigurationError(f"'{table}' is not a table", f"override {key}")
-    node[last] = value
-
-
-def _explain(item: Any) -> str:
-    """One line for one validation error, with the nearest key for an unknown one."""
-    loc = tuple(part for part in item["loc"])
-    dotted = ".".join(str(part) for part in loc) or "(whole file)"
-    if item["type"] != "extra_forbidden":
-        message = str(item["msg"]).removeprefix("Value error, ")
-        given = item.get("input")
-        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
-        return f"'{dotted}': {message}{shown}"
-    model: type[BaseModel] | None = CampaignConfig
-    for part in loc[:-1]:
-        if model is not None and isinstance(part, str) and part in model.model_fields:
-            model = _section_of(model.model_fields[part].annotation)
-    known = list(model.model_fields) if model is not None else []
-    near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
-    elsewhere = [key for key, _ in describe() if key.split(".")[-1] == str(loc[-1])]
-    if near:
-        hint = f"did you mean '{near[0]}'?"
-    elif elsewhere:
-        hint = f"did you mean '{elsewhere[0]}'?"
-    else:
-        hint = f"known here: {', '.join(known)}"
-    return f"unknown key '{dotted}'; {hint}"
-
-
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """The `Section` inside an annotation such as `X`, `X | None` or `tuple[X, ...]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in typing.get_args(annotation):
-        found = _section_of(argument)
-        if found is not None:
-            return found
-    return None

@@ -11,7 +11,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rl.config import CampaignConfig, describe, load_config
+from rl.config import CampaignConfig
+from rl.config_file import describe, load_config
 from rl.errors import EXIT_OK, CampaignError, ConfigurationError, Interrupted, run_command
 
 DEFAULT_CONFIG = Path("configs/local.toml")

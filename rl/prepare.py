@@ -31,7 +31,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
-from rl.config import ModelConfig, TasksConfig, load_config
+from rl.config import ModelConfig, TasksConfig
+from rl.config_file import load_config
 from rl.errors import (
     EXIT_OK,
     CampaignError,

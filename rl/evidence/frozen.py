@@ -21,7 +21,8 @@ from typing import Any, Final
 
 from pydantic import Field, ValidationError
 
-from rl.config import CampaignConfig, ModelConfig, parse_config
+from rl.config import CampaignConfig, ModelConfig
+from rl.config_file import parse_config
 from rl.errors import ConfigurationError, EvidenceError
 from rl.evidence.layout import CampaignDir
 from rl.evidence.lines import first_problem

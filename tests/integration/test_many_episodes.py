@@ -13,7 +13,7 @@ from actors.attempts import run_on_worker
 from actors.calls import call
 from actors.cluster import Cluster, connect, start_serving
 from actors.episodes import attempt_seed
-from rl.config import parse_config
+from rl.config_file import parse_config
 from rl.prepare import prepare_tasks
 from rl.records import AttemptSpec, EpisodeRecord
 from tests.support.campaigns import SYSTEM, processes_naming, small_config

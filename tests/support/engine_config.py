@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rl.config import CampaignConfig, parse_config
+from rl.config import CampaignConfig
+from rl.config_file import parse_config
 
 
 def engine_campaign(kind: str = "scripted", **engine: Any) -> CampaignConfig:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rl.config import CampaignConfig, describe, load_config, parse_config
+from rl.config import CampaignConfig
+from rl.config_file import describe, load_config, parse_config
 from rl.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -193,7 +194,7 @@ def test_digest_depends_on_values_alone() -> None:
 def test_digest_is_the_same_in_another_process(tmp_path: Path) -> None:
     path = write_toml(tmp_path / "campaign.toml")
     code = (
-        "import sys; from pathlib import Path; from rl.config import load_config;"
+        "import sys; from pathlib import Path; from rl.config_file import load_config;"
         "print(load_config(Path(sys.argv[1])).digest())"
     )
     done = subprocess.run(

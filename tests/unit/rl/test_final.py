@@ -116,6 +116,23 @@ def test_a_corrupt_task_package_is_named_before_anything_starts(tmp_path: Path) 
     shutil.rmtree(tasks)
 
 
+def test_a_missing_model_is_named_with_what_to_do(tmp_path: Path) -> None:
+    done = final(
+        "--state", str(tmp_path), "--set", "model.source=path", "--set", f"model.path={tmp_path}/no"
+    )
+    assert done.returncode == 2
+    assert f"{tmp_path}/no" in done.stderr
+    assert "no such model directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_packaged_model_with_another_digest_is_refused(tmp_path: Path) -> None:
+    done = final("--state", str(tmp_path), "--set", f"model.sha256={'0' * 64}")
+    assert done.returncode == 2
+    assert "sha256" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_describe_config_lists_every_key_with_its_meaning() -> None:
     done = final("--describe-config")
     assert done.returncode == 0

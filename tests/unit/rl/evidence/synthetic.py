@@ -8,7 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rl.config import CampaignConfig, parse_config
+from rl.config import CampaignConfig
+from rl.config_file import parse_config
 from rl.evidence.audit import audit
 from rl.evidence.events import DISPATCH, PUBLISH, EventLog
 from rl.evidence.frozen import CodePin, ModelPin, freeze

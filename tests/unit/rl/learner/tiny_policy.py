@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rl.config import CampaignConfig, parse_config
+from rl.config import CampaignConfig
+from rl.config_file import parse_config
 from rl.learner.peft_learner import PeftLearner
 from rl.records import AdapterBytes, EpisodeRecord, Group, Sample
 
