@@ -69,8 +69,13 @@ def engine_python(environ: Mapping[str, str], repository: Path = REPOSITORY) -> 
                 "point it at the Python of the environment that has vLLM, or unset it",
             )
         return named
-    local = repository / ".venv-engine" / "bin" / "python"
-    return str(local) if local.is_file() else sys.executable
+    # A submitted job runs in a copy of the sources: the engine's environment lies
+    # beside the one that runs this.
+    for place in (repository, Path(sys.prefix).parent):
+        local = place / ".venv-engine" / "bin" / "python"
+        if local.is_file():
+            return str(local)
+    return sys.executable
 
 
 def engine_command(

@@ -163,6 +163,7 @@ make_environment() { # DIRECTORY
     : >"$1/.setup/unfinished"
     "$python" -m venv --without-pip "$1" >>"$log" 2>&1 || explain_failure "$1"
   fi
+  mkdir -p "$1/.setup" # an environment that someone else made has none
   printf '%s\n' "$root" >"$1/.setup/root"
 }
 

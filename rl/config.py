@@ -362,6 +362,12 @@ class CampaignConfig(Section):
             )
         if self.agent.max_new_tokens >= self.engine.max_model_len:
             raise ValueError("agent.max_new_tokens must be below engine.max_model_len")
+        reserved = self.episodes.verifier_timeout_s + self.sandbox.stop_timeout_s
+        if self.episodes.deadline_s <= reserved:
+            raise ValueError(
+                f"episodes.deadline_s must exceed {reserved:g}: verifier_timeout_s and "
+                "sandbox.stop_timeout_s are reserved from it, and the agent would have no time"
+            )
         if self.heldout.shards > self.engine.replicas:
             raise ValueError("heldout.shards may not exceed engine.replicas")
         if self.heldout.shards > (self.heldout.tasks or self.tasks.heldout):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -17,7 +18,14 @@ from tests.support.campaigns import ROOT, SYSTEM, environment, small_config, wri
 from tests.support.tiny_model import make_tiny_model
 
 RAY = str(Path(sys.executable).parent / "ray")
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 ENGINE = {"kind": "scripted", "scripted": {"replies": ["```bash\ntouch a\n```"]}}
+
+
+def head_environment() -> dict[str, str]:
+    """As after `. .venv/bin/activate`, with token authentication."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return environment(PATH=path, **TOKEN)
 
 
 def free_port() -> int:
@@ -27,6 +35,15 @@ def free_port() -> int:
             port: int = probe.getsockname()[1]
             if not 10_002 <= port <= 19_999:  # the workers' range
                 return port
+
+
+@pytest.fixture(scope="module", autouse=True)
+def token() -> Iterator[None]:
+    """Token authentication, on server and clients alike, as it is anywhere else."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in TOKEN.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +63,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ]
     log = (folder / "head.log").open("wb")
     process = subprocess.Popen(
-        command, env=environment(), stdout=log, stderr=log, start_new_session=True, cwd=folder
+        command,
+        env=head_environment(),
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        cwd=folder,
     )
     address = f"http://127.0.0.1:{dashboard}"
     try:
@@ -69,6 +91,20 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         log.close()
 
 
+def submit(head: str, job: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command of the README, with the checkout as the job's working directory."""
+    command = [RAY, "job", "submit", "--address", head, "--submission-id", job]
+    return subprocess.run(
+        [*command, "--working-dir", ".", "--", "python", "-m", "rl.final", *arguments],
+        cwd=ROOT,
+        env=head_environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
 @pytest.mark.timeout(600)
 def test_a_submitted_campaign_ends_with_exit_code_0_and_the_same_evidence(
     head: str, tmp_path: Path
@@ -78,63 +114,23 @@ def test_a_submitted_campaign_ends_with_exit_code_0_and_the_same_evidence(
         model, engine=ENGINE, schedule={"updates": 1}, checkpoints={"updates": []}
     )
     config = write_config(tmp_path / "small.toml", settings)
-    done = subprocess.run(
-        [
-            RAY,
-            "job",
-            "submit",
-            "--address",
-            head,
-            "--submission-id",
-            "small-1",
-            "--",
-            sys.executable,
-            "-m",
-            "rl.final",
-            "--config",
-            str(config),
-            "--state",
-            str(tmp_path),
-            "--run-id",
-            "small-1",
-        ],
-        cwd=ROOT,
-        env=environment(PYTHONPATH=os.fspath(ROOT)),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    arguments = ("--config", str(config), "--state", str(tmp_path), "--run-id", "small-1")
+    done = submit(head, "small-1", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     directory = CampaignDir(tmp_path / "campaigns" / "small-1")
     assert json.loads(directory.audit.read_text())["findings"] == []
     assert directory.report.is_file()
+
+    again = submit(head, "small-1", *arguments)
+    assert again.returncode != 0
+    assert "already exists" in again.stdout + again.stderr
 
 
 @pytest.mark.timeout(300)
 def test_a_refused_campaign_fails_the_job_with_exit_code_2(head: str, tmp_path: Path) -> None:
     from ray.job_submission import JobSubmissionClient
 
-    subprocess.run(
-        [
-            RAY,
-            "job",
-            "submit",
-            "--address",
-            head,
-            "--submission-id",
-            "bad-1",
-            "--",
-            sys.executable,
-            "-m",
-            "rl.final",
-            "--config",
-            str(tmp_path / "missing.toml"),
-        ],
-        cwd=ROOT,
-        env=environment(PYTHONPATH=os.fspath(ROOT)),
-        capture_output=True,
-        timeout=200,
-        check=False,
-    )
-    assert JobSubmissionClient(head).get_job_info("bad-1").driver_exit_code == 2
+    submit(head, "bad-1", "--config", str(tmp_path / "missing.toml"))
+    client = JobSubmissionClient(head)
+    assert client.get_job_info("bad-1").driver_exit_code == 2
+    assert "no such configuration file" in client.get_job_logs("bad-1")

@@ -35,7 +35,7 @@ def test_128_episodes_are_in_flight_at_once_and_each_ends_once(tmp_path: Path) -
                 "kind": "scripted",
                 "max_num_seqs": 64,
                 # Long enough that the last sandbox is up before the first reply is sent.
-                "scripted": {"replies": ["```bash\ntouch a\n```"], "latency_s": 60.0},
+                "scripted": {"replies": ["```bash\ntouch a\n```"], "latency_s": 40.0},
             },
         ),
         where="test",

@@ -35,7 +35,12 @@ def small_config(model_dir: Path, **sections: dict[str, Any]) -> dict[str, Any]:
             "command_timeout_s": 10.0,
         },
         "sandbox": {"disk_mb": 16},
-        "episodes": {"concurrency": 8, "workers": 2, "deadline_s": 120.0},
+        "episodes": {
+            "concurrency": 8,
+            "workers": 2,
+            "deadline_s": 180.0,
+            "verifier_timeout_s": 30.0,
+        },
         "schedule": {"updates": 2, "batch_size": 8, "group_size": 4},
         "engine": {
             "device": "cpu",

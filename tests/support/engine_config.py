@@ -30,7 +30,7 @@ def engine_campaign(kind: str = "scripted", **engine: Any) -> CampaignConfig:
             "model": {"source": "path", "name": "tiny", "path": "/tiny", "dtype": "float32"},
             "tasks": {"train": 2, "heldout": 2},
             "agent": {"system_prompt": "s", "max_turns": 1, "max_new_tokens": 16},
-            "episodes": {"concurrency": 4, "deadline_s": 10},
+            "episodes": {"concurrency": 4, "deadline_s": 300.0},
             "schedule": {"updates": 1, "batch_size": 4, "group_size": 2},
             "engine": table | engine,
             "trainer": {"device": "cpu", "optimizer": {"lr": 1e-3}},

@@ -117,8 +117,15 @@ def test_values_that_kill_the_engine_are_refused(keys: dict[str, int], where: st
     assert caught.value.remedy
 
 
-def test_python_comes_from_variable_then_repository_then_here(tmp_path: Path) -> None:
+def test_python_comes_from_variable_then_repository_then_beside_this_one_then_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "elsewhere" / ".venv"))
     assert engine_python({}, tmp_path) == sys.executable
+    beside = tmp_path / "elsewhere" / ".venv-engine" / "bin" / "python"
+    beside.parent.mkdir(parents=True)
+    beside.touch()
+    assert engine_python({}, tmp_path) == str(beside)
     local = tmp_path / ".venv-engine" / "bin" / "python"
     local.parent.mkdir(parents=True)
     local.touch()

@@ -22,7 +22,7 @@ VALID: dict[str, Any] = {
     "model": {"source": "path", "name": "tiny", "path": "models/tiny"},
     "tasks": {"train": 8, "heldout": 4},
     "agent": {"system_prompt": "Use bash.", "max_turns": 2, "max_new_tokens": 32},
-    "episodes": {"concurrency": 8, "deadline_s": 60},
+    "episodes": {"concurrency": 8, "deadline_s": 300.0},
     "schedule": {"updates": 2, "batch_size": 8, "group_size": 4},
     "engine": {"replicas": 2, "device": "cpu", "max_num_seqs": 8, "max_model_len": 512},
     "trainer": {"device": "cpu", "optimizer": {"lr": 1e-4}},
@@ -65,7 +65,7 @@ max_turns = 2
 max_new_tokens = 32
 [episodes]
 concurrency = 8
-deadline_s = 60
+deadline_s = 300
 [schedule]
 updates = 2
 batch_size = 8

@@ -38,7 +38,7 @@ def campaign_config(**schedule: Any) -> CampaignConfig:
                 "max_new_tokens": 24,
                 "call_format": "fenced",
             },
-            "episodes": {"concurrency": 8, "deadline_s": 60},
+            "episodes": {"concurrency": 8, "deadline_s": 300.0},
             "schedule": {"updates": 6, "batch_size": 12, "group_size": 4, **schedule},
             "engine": {"replicas": 2, "device": "cpu", "max_num_seqs": 8, "max_model_len": 512},
             "trainer": {"device": "cpu", "optimizer": {"lr": 4e-4}},

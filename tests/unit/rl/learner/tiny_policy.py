@@ -53,7 +53,7 @@ def make_config(**trainer: Any) -> CampaignConfig:
                 "max_new_tokens": 8,
                 "temperature": TEMPERATURE,
             },
-            "episodes": {"concurrency": 8, "deadline_s": 60},
+            "episodes": {"concurrency": 8, "deadline_s": 300.0},
             "schedule": {"updates": 8, "batch_size": 8, "group_size": 4},
             "engine": {"replicas": 2, "device": "cpu", "max_num_seqs": 8, "max_model_len": 128},
             "trainer": {
