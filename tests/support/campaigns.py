@@ -11,6 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "Reply with one bash code block."
+SMALL_TASKS = 10  # that `small_config` draws on, training and held out
 FAMILIES = ["mkdir", "touch", "rm", "mv", "chmod", "movein"]
 
 
@@ -25,7 +26,7 @@ def small_config(model_dir: Path, **sections: dict[str, Any]) -> dict[str, Any]:
             "renderer": "chatml",
             "dtype": "float32",
         },
-        "tasks": {"train": 6, "heldout": 4, "families": FAMILIES},
+        "tasks": {"train": 6, "heldout": SMALL_TASKS - 6, "families": FAMILIES},
         "agent": {
             "system_prompt": SYSTEM,
             "call_format": "fenced",

@@ -1,7 +1,8 @@
 """A tiny model that has seen noisy demonstrations: bad at the tasks, able to learn.
 
-Its base is low by construction: most of what it was shown is a plausible wrong
-command, so that reinforcement has something to find.
+Its base is low by construction: it has seen the campaign's own tasks, most often
+with a plausible wrong command, so that rewards differ within a group and
+reinforcement has something to find.  It generalises to nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 
 from rl.agent.chat import Chat
 from rl.config import AgentConfig, ModelConfig
-from tests.support.campaigns import FAMILIES, SYSTEM
+from tests.support.campaigns import FAMILIES, SMALL_TASKS, SYSTEM
 from tests.support.tiny_model import make_tiny_model
 
-BANK = 240
-RIGHT_SHARE = 0.3
-STEPS = 220
-BATCH = 32
+RIGHT_SHARE = 0.4
+STEPS = 150
+WRONG_VERBS = ("ls", "cat", "echo", "wc")
+BATCH = 24
 
 
 def make_warm_model(directory: Path, seed: int = 0) -> Path:
@@ -27,8 +28,9 @@ def make_warm_model(directory: Path, seed: int = 0) -> Path:
     import torch
     from transformers import AutoModelForCausalLM
 
-    pairs = demonstrations(seed)
-    corpus = [SYSTEM, "system user assistant", *(f"{ask}\n{reply}" for ask, reply in pairs)]
+    tasks = asks_and_commands()
+    wrong = " ".join(WRONG_VERBS)
+    corpus = [SYSTEM, f"system user assistant bash {wrong}", *(" ".join(pair) for pair in tasks)]
     make_tiny_model(directory, corpus, seed)
     agent = AgentConfig(system_prompt=SYSTEM, call_format="fenced", max_turns=1, max_new_tokens=24)
     chat = Chat(
@@ -41,7 +43,8 @@ def make_warm_model(directory: Path, seed: int = 0) -> Path:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     rng = random.Random(seed)
     for _ in range(STEPS):
-        ids, labels = _batch(chat, rng.choices(pairs, k=BATCH))
+        pairs = [(ask, _reply(right, rng)) for ask, right in rng.choices(tasks, k=BATCH)]
+        ids, labels = _batch(chat, pairs)
         loss = model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
@@ -51,27 +54,23 @@ def make_warm_model(directory: Path, seed: int = 0) -> Path:
     return directory
 
 
-def demonstrations(seed: int) -> list[tuple[str, str]]:
-    """Instruction and reply, 30% of the replies right."""
+def asks_and_commands() -> list[tuple[str, str]]:
+    """Instruction and right command of every task that `small_config` draws on."""
     from sandboxes.bank import write_bank
 
-    rng = random.Random(seed)
-    pairs: list[tuple[str, str]] = []
+    tasks: list[tuple[str, str]] = []
     with tempfile.TemporaryDirectory() as folder:
-        # Another seed than any campaign's, so that no task of a campaign is shown.
-        for package in write_bank(Path(folder), FAMILIES, BANK, 10_000 + seed):
+        for package in write_bank(Path(folder), FAMILIES, SMALL_TASKS, 0):
             ask = (package / "instruction.md").read_text(encoding="utf-8").strip()
-            right = (package / "solution" / "solve.sh").read_text().splitlines()[-1]
-            command = right if rng.random() < RIGHT_SHARE else _wrong(right, rng)
-            pairs.append((ask, f"```bash\n{command}\n```"))
-    return pairs
+            tasks.append((ask, (package / "solution" / "solve.sh").read_text().splitlines()[-1]))
+    return tasks
 
 
-def _wrong(command: str, rng: random.Random) -> str:
-    """A plausible command that does not do the task."""
-    _, *arguments = command.split(" ")
-    verb = rng.choice(["ls", "cat", "echo", "cp"])
-    return " ".join([verb, *arguments[-2:]])
+def _reply(command: str, rng: random.Random) -> str:
+    """The right command, or a plausible one that does not do the task."""
+    if rng.random() >= RIGHT_SHARE:
+        command = " ".join([rng.choice(WRONG_VERBS), *command.split(" ")[-2:]])
+    return f"```bash\n{command}\n```"
 
 
 def _batch(chat: Chat, pairs: list[tuple[str, str]]) -> tuple[Any, Any]:
