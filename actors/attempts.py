@@ -2,7 +2,7 @@
 
 Invariant: whatever dies on the way, the caller gets exactly one record for the
 attempt; a worker that is gone masks it, since infrastructure failed and not the
-model.
+model, and is replaced.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 
 from actors.calls import call
 from actors.cluster import Cluster
-from rl.errors import InfrastructureError
+from rl.errors import ActorLostError, InfrastructureError
 from rl.records import AttemptSpec, EpisodeRecord, Failure
 
 # Beyond the episode's own deadline: stopping a sandbox and carrying the record.
@@ -25,15 +25,22 @@ async def run_on_worker(cluster: Cluster, spec: AttemptSpec, deadline_s: float) 
         cluster: has a free slot.
         spec: the attempt.
         deadline_s: the episode's own deadline, s.
+
+    Raises:
+        ActorLostError: the worker's process is lost again and again.
     """
     started = time.time()
     worker = cluster.free_worker()
+    handle = worker.handle
     try:
         return await call(
-            worker.handle.run.remote(spec),
+            handle.run.remote(spec),
             deadline_s + RETURN_GRACE_S,
             f"attempt {spec.attempt_id}",
         )
+    except ActorLostError as error:
+        worker.replace(handle)
+        return masked(spec, error, started)
     except InfrastructureError as error:
         return masked(spec, error, started)
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rl.errors import CampaignError, DeadlineExceeded, InfrastructureError
+from rl.errors import ActorLostError, CampaignError, DeadlineExceeded, InfrastructureError
 
 
 async def call(ref: Any, deadline_s: float, who: str) -> Any:
@@ -23,10 +23,11 @@ async def call(ref: Any, deadline_s: float, who: str) -> Any:
 
     Raises:
         DeadlineExceeded: no answer in time.
-        InfrastructureError: the actor, or its node, is gone.
+        ActorLostError: the actor, or its node, is gone.
+        InfrastructureError: Ray failed otherwise.
         CampaignError: what the method raised, as its own type.
     """
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import RayActorError, RayError, RayTaskError
 
     try:
         async with asyncio.timeout(deadline_s):
@@ -38,6 +39,8 @@ async def call(ref: Any, deadline_s: float, who: str) -> Any:
         if isinstance(cause, CampaignError):
             raise cause from None
         raise
+    except RayActorError as error:
+        raise ActorLostError(_first_line(error), who) from error
     except RayError as error:
         raise InfrastructureError(_first_line(error), who) from error
 

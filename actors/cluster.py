@@ -13,15 +13,17 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from actors.calls import call
 from rl.config import CampaignConfig
-from rl.errors import InfrastructureError
+from rl.errors import ActorLostError, InfrastructureError
 
 WORKER_START_S = 180.0
+MAX_WORKER_LOSSES = 3  # of one worker and campaign: more is a fault that repeats
 TRAINER_START_S = 900.0
 RAYLET_START_S = 180
 STOP_GRACE_S = 15.0
@@ -33,11 +35,38 @@ SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "HARBOR_TELE
 
 @dataclass
 class WorkerSlots:
-    """One episode worker and how many of its slots are taken."""
+    """One episode worker and how many of its slots are taken.
 
+    Attributes:
+        start: makes the actor; called again when its process is gone.
+        handle: the actor.
+        slots: episodes that it runs at once.
+        busy: slots that are taken.
+        losses: how often its process was lost.
+    """
+
+    start: Callable[[int], Any]
     handle: Any
     slots: int
     busy: int = 0
+    losses: int = 0
+
+    def replace(self, lost: Any) -> None:
+        """Start the worker afresh, once for each actor that was lost.
+
+        Raises:
+            ActorLostError: it was lost too often.
+        """
+        if lost is not self.handle:
+            return  # another of its attempts has replaced it already
+        self.losses += 1
+        if self.losses > MAX_WORKER_LOSSES:
+            raise ActorLostError(
+                f"an episode worker's process was lost {self.losses} times",
+                "episode workers",
+                "see the Ray logs for why (memory, most often), then continue with --resume",
+            )
+        self.handle = self.start(self.losses)
 
 
 @dataclass
@@ -148,14 +177,17 @@ async def start_serving(cluster: Cluster, model_dir: Path, run_dir: Path, task_r
         )
         cluster.replicas.append(actor.remote(index, config, model_dir, run_dir, api_key))
     for index, slots in enumerate(_split(config.episodes.concurrency, config.episodes.workers)):
-        actor = _remote(
-            EpisodeWorker,
-            f"episodes-{index}",
-            need.worker_cpus,
-            max_concurrency=slots + CONTROL_CALLS,
-        )
-        handle = actor.remote(index, config, model_dir, task_root, api_key)
-        cluster.workers.append(WorkerSlots(handle, slots))
+
+        def start(losses: int, index: int = index, slots: int = slots) -> Any:
+            actor = _remote(
+                EpisodeWorker,
+                f"episodes-{index}.{losses}",
+                need.worker_cpus,
+                max_concurrency=slots + CONTROL_CALLS,
+            )
+            return actor.remote(index, config, model_dir, task_root, api_key)
+
+        cluster.workers.append(WorkerSlots(start, start(0), slots))
     broadcaster = _remote(WeightBroadcaster, "broadcaster", 0.0, max_concurrency=CONTROL_CALLS)
     cluster.broadcaster = broadcaster.remote(config, cluster.replicas)
     starts = [

@@ -32,6 +32,8 @@ from rl.schedule.scheduler import Frontier, Scheduler
 
 HEALTH_INTERVAL_S = 5.0
 DRAIN_S = 15.0
+# Failures of an attempt after which its replica is asked whether it is alive.
+ENGINE_FAILURES = ("EngineError", "DeadlineExceeded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ class _ReplicaLost:
 
 
 @dataclass(frozen=True, slots=True)
+class _ReplicaAlive:
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
 class _ReplicaBack:
     replica: int
     version: int
@@ -68,7 +75,15 @@ class _Failed:
     error: BaseException
 
 
-_Event = _AttemptEnded | _UpdateEnded | _Published | _ReplicaLost | _ReplicaBack | _Failed
+_Event = (
+    _AttemptEnded
+    | _UpdateEnded
+    | _Published
+    | _ReplicaAlive
+    | _ReplicaLost
+    | _ReplicaBack
+    | _Failed
+)
 
 
 @dataclass
@@ -94,6 +109,7 @@ class TrainingLoop:
     _jobs: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     _records: dict[str, list[EpisodeRecord]] = field(default_factory=dict[str, list[EpisodeRecord]])
     _down: set[int] = field(default_factory=set[int])
+    _suspected: set[int] = field(default_factory=set[int])
     _restarts: dict[int, int] = field(default_factory=dict[int, int])
 
     async def run(self) -> None:
@@ -216,6 +232,8 @@ class TrainingLoop:
                 self._records.setdefault(record.group_id, []).append(record)
                 self.scheduler.attempt_finished(record.attempt_id, record.outcome, record.reward)
                 self.progress.episode(record)
+                if record.failure is not None and record.failure.kind in ENGINE_FAILURES:
+                    self._suspect(record.replica)
             case _UpdateEnded(metrics, groups, adapter):
                 self.recorder.updated(metrics, groups, adapter)
                 self.scheduler.update_finished(metrics.update)
@@ -231,6 +249,9 @@ class TrainingLoop:
                 self.progress.published(publication)
             case _ReplicaLost(replica, why):
                 self._lose(replica, why)
+            case _ReplicaAlive(replica):
+                self._suspected.discard(replica)
+                self.scheduler.resume_replica(replica)
             case _ReplicaBack(replica, version):
                 self._down.discard(replica)
                 self.scheduler.replica_back(replica, version)
@@ -239,8 +260,31 @@ class TrainingLoop:
             case _Failed(error):
                 raise error
 
+    def _suspect(self, replica: int) -> None:
+        """Send a replica nothing until it has answered: a dead one eats every retry."""
+        if replica in self._down or replica in self._suspected:
+            return
+        self._suspected.add(replica)
+        self.scheduler.suspend_replica(replica)
+        self._start(self._check(replica))
+
+    async def _check(self, replica: int) -> None:
+        """Find out whether a replica is alive."""
+        try:
+            await call(
+                self.cluster.replicas[replica].health.remote(),
+                self.config.engine.control_timeout_s,
+                f"replica {replica} health",
+            )
+        except InfrastructureError as error:
+            self._put(_ReplicaLost(replica, str(error)))
+        else:
+            if replica in self._suspected:  # good news is an event only if it was in doubt
+                self._put(_ReplicaAlive(replica))
+
     def _lose(self, replica: int, why: str) -> None:
         """Take a replica out of rotation and restart it, within its budget."""
+        self._suspected.discard(replica)
         if replica in self._down:
             return
         self._down.add(replica)
@@ -284,17 +328,9 @@ class TrainingLoop:
         """Report every replica that stops answering."""
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
-            for index, replica in enumerate(self.cluster.replicas):
-                if index in self._down:
-                    continue
-                try:
-                    await call(
-                        replica.health.remote(),
-                        self.config.engine.control_timeout_s,
-                        f"replica {index} health",
-                    )
-                except InfrastructureError as error:
-                    self._put(_ReplicaLost(index, str(error)))
+            for index in range(len(self.cluster.replicas)):
+                if index not in self._down and index not in self._suspected:
+                    await self._check(index)
 
     # ---- jobs -----------------------------------------------------------
 

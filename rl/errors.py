@@ -54,6 +54,10 @@ class InfrastructureError(CampaignError):
     """A machine, process, disk or network failed; never the model's fault."""
 
 
+class ActorLostError(InfrastructureError):
+    """An actor's process, or its node, is gone."""
+
+
 class EngineError(InfrastructureError):
     """A replica could not start, died, or answered out of contract."""
 

@@ -66,6 +66,7 @@ class _Replica:
     """A replica as the scheduler sees it."""
 
     versions: set[int] = field(default_factory=set[int])
+    suspended: bool = False
     running: set[str] = field(default_factory=set[str])
 
 
@@ -170,6 +171,15 @@ class Scheduler:
     def replica_lost(self, replica: int) -> None:
         """A replica left rotation; what ran on it ends by its own terminal events."""
         self._replicas[replica].versions.clear()
+        self._replicas[replica].suspended = False
+
+    def suspend_replica(self, replica: int) -> None:
+        """Send a replica nothing while it is found out whether it is alive."""
+        self._replicas[replica].suspended = True
+
+    def resume_replica(self, replica: int) -> None:
+        """The suspended replica answers: send it work again."""
+        self._replicas[replica].suspended = False
 
     def replica_back(self, replica: int, version: int) -> None:
         """A replica that was lost came back and has proven `version`."""
@@ -180,12 +190,12 @@ class Scheduler:
     def poll(self) -> list[Command]:
         """Everything that can be done now; calling it again yields nothing new."""
         commands: list[Command] = []
+        self._strand()
         commands.extend(self._take_drops())
         update = self._select()
         if update is not None:
             commands.append(update)
         commands.extend(self._dispatch())
-        commands.extend(self._take_drops())
         commands.extend(self._retire())
         return commands
 
@@ -275,13 +285,12 @@ class Scheduler:
     def _dispatch(self) -> list[Dispatch]:
         """Fill free slots: attempts of admitted groups first, oldest version first."""
         commands: list[Dispatch] = []
-        served = {version for replica in self._replicas for version in replica.versions}
-        if self._version not in served:
+        ready = {v for r in self._replicas if not r.suspended for v in r.versions}
+        if self._version not in ready:
             return commands
-        self._strand(served)
         queue = deque(
             sorted(
-                (group for group in self._groups.values() if group.waiting),
+                (g for g in self._groups.values() if g.waiting and g.version in ready),
                 key=lambda group: (group.version, group.draw),
             )
         )
@@ -296,8 +305,14 @@ class Scheduler:
             commands.append(self._launch(queue[0]))
         return commands
 
-    def _strand(self, served: set[int]) -> None:
-        """Give up waiting attempts whose version no replica serves any more."""
+    def _strand(self) -> None:
+        """Give up waiting attempts whose version no replica serves any more.
+
+        While no replica serves anything, nothing is given up: one may come back.
+        """
+        served = {version for replica in self._replicas for version in replica.versions}
+        if self._version not in served:
+            return
         for group in list(self._groups.values()):
             if group.waiting and group.version not in served:
                 group.abandon_waiting()
@@ -307,7 +322,11 @@ class Scheduler:
     def _launch(self, group: PendingGroup) -> Dispatch:
         """Send one attempt to the least loaded replica that serves its version."""
         replica = min(
-            (i for i, state in enumerate(self._replicas) if group.version in state.versions),
+            (
+                index
+                for index, state in enumerate(self._replicas)
+                if group.version in state.versions and not state.suspended
+            ),
             key=lambda index: (len(self._replicas[index].running), index),
         )
         attempt_id = group.launch()

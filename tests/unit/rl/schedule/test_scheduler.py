@@ -46,6 +46,8 @@ class World:
         self.dropped: Counter[str] = Counter()
         self.retired: list[int] = []
         self.ended: Counter[str] = Counter()
+        self.lost: int | None = None
+        self.current = 0
         scheduler.version_current(0, [0, 1])
 
     def obey(self) -> None:
@@ -53,6 +55,7 @@ class World:
             match command:
                 case Dispatch():
                     assert command.version not in self.retired
+                    assert command.replica != self.lost
                     assert self.versions.setdefault(command.group_id, command.version) == (
                         command.version
                     )
@@ -76,6 +79,17 @@ class World:
         moves += ["train"] * (self.training is not None)
         return moves + ["publish"] * bool(self.to_publish)
 
+    def lose(self, replica: int) -> None:
+        self.scheduler.suspend_replica(replica)
+        self.obey()
+        self.scheduler.replica_lost(replica)
+        self.lost = replica
+
+    def back(self) -> None:
+        assert self.lost is not None
+        self.scheduler.replica_back(self.lost, self.current)
+        self.lost = None
+
     def finish(self, index: int, outcome: str, reward: float) -> None:
         flight = self.flying.pop(index % len(self.flying))
         self.ended[flight.attempt_id] += 1
@@ -93,7 +107,8 @@ class World:
     def publish(self) -> None:
         version = self.to_publish[-1]
         self.to_publish.clear()
-        self.scheduler.version_current(version, [0, 1])
+        self.current = version
+        self.scheduler.version_current(version, [i for i in (0, 1) if i != self.lost])
 
 
 @settings(max_examples=300, deadline=None)
@@ -115,8 +130,11 @@ def test_every_interleaving_keeps_the_bound_and_loses_nothing(
             break
         moves = world.choices()
         assert moves, "the scheduler waits for something that can't happen"
-        move = data.draw(st.sampled_from(moves))
-        if move == "finish":
+        fault = data.draw(st.sampled_from([None] * 8 + ["lose" if world.lost is None else "back"]))
+        move = fault or data.draw(st.sampled_from(moves))
+        if move == "lose":
+            world.lose(data.draw(st.integers(0, 1)))
+        elif move == "finish":
             outcome = data.draw(st.sampled_from(["graded"] * 5 + ["masked"]))
             world.finish(data.draw(st.integers(0, 50)), outcome, data.draw(st.sampled_from([0, 1])))
         else:
@@ -211,6 +229,18 @@ def test_attempts_go_to_the_least_loaded_replica_that_serves_their_version() -> 
     world.finish(0, "graded", 1.0)
     world.obey()
     assert world.flying[-1].replica == 1
+
+
+def test_a_suspended_replica_gets_nothing_until_it_answers() -> None:
+    scheduler = make(slots=4)
+    scheduler.suspend_replica(0)
+    world = World(scheduler, 1, 4)
+    world.obey()
+    assert {flight.replica for flight in world.flying} == {1}
+    scheduler.resume_replica(0)
+    world.finish(0, "graded", 1.0)
+    world.obey()
+    assert world.flying[-1].replica == 0
 
 
 def test_nothing_is_dispatched_while_no_replica_serves() -> None:
