@@ -158,8 +158,21 @@ def connect(address: str | None, namespace: str, dashboard: bool = True) -> str:
     return context.dashboard_url or ""
 
 
-async def start_serving(cluster: Cluster, model_dir: Path, run_dir: Path, task_root: Path) -> None:
+async def start_serving(
+    cluster: Cluster,
+    model_dir: Path,
+    run_dir: Path,
+    task_root: Path,
+    note: Callable[[str], None] = lambda _: None,
+) -> None:
     """Start replicas, broadcaster and episode workers; all are ready on return.
+
+    Args:
+        cluster: gets the handles.
+        model_dir: base weights and tokenizer.
+        run_dir: replicas keep their logs and adapters below it.
+        task_root: folder of the task packages.
+        note: told of each replica that serves.
 
     Raises:
         CampaignError: something did not start; the caller stops the cluster.
@@ -190,10 +203,14 @@ async def start_serving(cluster: Cluster, model_dir: Path, run_dir: Path, task_r
         cluster.workers.append(WorkerSlots(start, start(0), slots))
     broadcaster = _remote(WeightBroadcaster, "broadcaster", 0.0, max_concurrency=CONTROL_CALLS)
     cluster.broadcaster = broadcaster.remote(config, cluster.replicas)
-    starts = [
-        call(replica.start.remote(), config.engine.start_timeout_s, f"replica {index} start")
-        for index, replica in enumerate(cluster.replicas)
-    ]
+
+    async def start_replica(index: int, replica: Any) -> str:
+        deadline = config.engine.start_timeout_s
+        url: str = await call(replica.start.remote(), deadline, f"replica {index} start")
+        note(f"replica {index} serves at {url}")
+        return url
+
+    starts = [start_replica(index, replica) for index, replica in enumerate(cluster.replicas)]
     ready = [
         call(worker.handle.ready.remote(), WORKER_START_S, f"episode worker {index} start")
         for index, worker in enumerate(cluster.workers)

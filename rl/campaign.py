@@ -160,11 +160,19 @@ class Campaign:
         dashboard = connect(self.address, self.directory.run_id, self.dashboard)
         if dashboard:
             self.progress.note(f"Ray dashboard at http://{dashboard}")
-        starts = [start_serving(cluster, self.model.path, self.directory.logs, self.tasks.root)]
+        starts = [
+            start_serving(
+                cluster,
+                self.model.path,
+                self.directory.logs,
+                self.tasks.root,
+                self.progress.note,
+            )
+        ]
         if self._updates_done() < self.config.schedule.updates:
             starts.append(self._start_trainer(cluster))
         await asyncio.gather(*starts)
-        self.progress.note(f"replicas serve at {', '.join(cluster.base_urls)}")
+        self.progress.note(f"{len(cluster.workers)} episode workers are ready")
 
     async def _start_trainer(self, cluster: Cluster) -> None:
         version = await start_trainer(

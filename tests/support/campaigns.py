@@ -120,9 +120,9 @@ def events(campaign: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def processes_naming(text: str) -> list[str]:
-    """Command lines of living processes that name `text`, apart from this one's."""
-    found: list[str] = []
+def processes_naming(text: str) -> list[int]:
+    """Ids of living processes whose command line names `text`, apart from this one's."""
+    found: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -131,5 +131,5 @@ def processes_naming(text: str) -> list[str]:
         except OSError:  # it ended while we looked
             continue
         if text in line:
-            found.append(line.strip())
+            found.append(int(entry.name))
     return found
