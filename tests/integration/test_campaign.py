@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections import Counter
@@ -111,7 +112,7 @@ def test_an_interrupt_at_any_stage_stops_in_seconds_and_can_be_continued(
         return stage in stages
 
     wait_for(reached, log)
-    first.send_signal(signal.SIGINT)
+    os.killpg(first.pid, signal.SIGINT)  # as a terminal does: every process of the job gets it
     assert first.wait(timeout=60) == 130, log.read_text(encoding="utf-8")
     text = log.read_text(encoding="utf-8")
     assert "--resume cut" in text
