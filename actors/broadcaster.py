@@ -44,8 +44,8 @@ class WeightBroadcaster:
     async def publish(self, adapter: AdapterBytes) -> Publication:
         """Make `adapter.version` current on every live replica.
 
-        Raises:
-            EngineError: no replica could load and prove it.
+        A publication without replicas made nothing current: none is live, or none
+        could load and prove it; the same version may be published again.
         """
         async with self._lock:
             start = time.monotonic()
@@ -60,14 +60,9 @@ class WeightBroadcaster:
                 else:
                     self._ledger.proven(adapter.version, index)
                     parts[index] = result
-            if not parts:
-                raise EngineError(
-                    f"no replica could load version {adapter.version}: {failed}",
-                    "weight broadcaster",
-                    "see the replicas' logs in the campaign's logs/ directory",
-                )
-            self._ledger.commit()
-            self._adapter = adapter
+            if self._ledger.serving(adapter.version):
+                self._ledger.commit()
+                self._adapter = adapter
             return Publication(
                 version=adapter.version,
                 replicas=list(self._ledger.serving(adapter.version)),
@@ -95,16 +90,17 @@ class WeightBroadcaster:
             self._ledger.proven(self._adapter.version, replica)
             return self._adapter.version
 
-    async def retire(self, version: int) -> list[int]:
-        """Unload a version that no lease holds; returns the replicas that had it."""
+    async def retire(self, version: int) -> dict[int, str]:
+        """Unload a version that no lease holds; returns the replicas that failed, and why."""
         async with self._lock:
-            holders = self._ledger.retire(version)
-            for index in holders:
+            failed: dict[int, str] = {}
+            for index in self._ledger.retire(version):
                 try:
                     await self._call(index, "unload", version)
-                except InfrastructureError:
+                except InfrastructureError as error:
                     self._ledger.failed(index)
-            return list(holders)
+                    failed[index] = str(error)
+            return failed
 
     async def _load(self, index: int, adapter: AdapterBytes) -> dict[str, float] | str:
         """Load and prove on one replica: its timings, or why it failed."""

@@ -8,6 +8,7 @@ needs to know Ray's exceptions.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from rl.errors import ActorLostError, CampaignError, DeadlineExceeded, InfrastructureError
@@ -32,17 +33,33 @@ async def call(ref: Any, deadline_s: float, who: str) -> Any:
     try:
         async with asyncio.timeout(deadline_s):
             return await ref
-    except TimeoutError:
-        raise DeadlineExceeded(f"no answer within {deadline_s:.0f} s", who) from None
-    except RayTaskError as error:
+    except RayTaskError as error:  # first: it may also be of the class of its cause
         cause = error.cause
         if isinstance(cause, CampaignError):
             raise cause from None
         raise
+    except TimeoutError:
+        raise DeadlineExceeded(f"no answer within {deadline_s:.0f} s", who) from None
     except RayActorError as error:
         raise ActorLostError(_first_line(error), who) from error
     except RayError as error:
         raise InfrastructureError(_first_line(error), who) from error
+
+
+async def together(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Await all parts; the first failure cancels the others and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part) for part in parts]
+    except BaseExceptionGroup as errors:
+        raise _first_leaf(errors) from errors
+    return [task.result() for task in tasks]
+
+
+def _first_leaf(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error inside nested groups."""
+    first = errors.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _first_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.calls import call
+from actors.calls import call, together
 from rl.config import CampaignConfig
 from rl.errors import ActorLostError, InfrastructureError
 
@@ -26,7 +26,8 @@ WORKER_START_S = 180.0
 MAX_WORKER_LOSSES = 3  # of one worker and campaign: more is a fault that repeats
 TRAINER_START_S = 900.0
 RAYLET_START_S = 180
-STOP_GRACE_S = 15.0
+START_GRACE_S = 60.0  # ending a former engine, and carrying the answer
+STOP_GRACE_S = 15.0  # beyond the time that sandboxes have
 # Beside its slots a worker answers control calls.
 CONTROL_CALLS = 8
 # Threads that share cores must sleep, not spin, while they wait.
@@ -101,8 +102,9 @@ class Cluster:
             *((f"worker {i}", w.handle.drain.remote()) for i, w in enumerate(self.workers)),
             *((f"replica {i}", r.stop.remote()) for i, r in enumerate(self.replicas)),
         ]
+        grace = STOP_GRACE_S + self.config.sandbox.stop_timeout_s
         results = await asyncio.gather(
-            *(call(ref, STOP_GRACE_S, who) for who, ref in calls), return_exceptions=True
+            *(call(ref, grace, who) for who, ref in calls), return_exceptions=True
         )
         for (who, _), result in zip(calls, results, strict=True):
             if isinstance(result, BaseException):
@@ -205,18 +207,19 @@ async def start_serving(
     cluster.broadcaster = broadcaster.remote(config, cluster.replicas)
 
     async def start_replica(index: int, replica: Any) -> str:
-        deadline = config.engine.start_timeout_s
+        # Longer than the replica's own limit, whose message names the engine's log.
+        deadline = config.engine.start_timeout_s + START_GRACE_S
         url: str = await call(replica.start.remote(), deadline, f"replica {index} start")
         note(f"replica {index} serves at {url}")
         return url
 
-    starts = [start_replica(index, replica) for index, replica in enumerate(cluster.replicas)]
-    ready = [
+    workers = [
         call(worker.handle.ready.remote(), WORKER_START_S, f"episode worker {index} start")
         for index, worker in enumerate(cluster.workers)
     ]
-    cluster.base_urls = await asyncio.gather(*starts)
-    await asyncio.gather(*ready)
+    replicas = [start_replica(index, replica) for index, replica in enumerate(cluster.replicas)]
+    started = await together(*replicas, *workers)
+    cluster.base_urls = started[: len(replicas)]
 
 
 async def start_trainer(

@@ -78,9 +78,7 @@ class EpisodeWorker:
         try:
             return await task
         except asyncio.CancelledError:
-            return EpisodeRecord.of(
-                spec, outcome="cancelled", stop_reason="cancelled", started_at=started
-            )
+            return EpisodeRecord.cancelled(spec, started)
         finally:
             self._running.pop(spec.attempt_id, None)
             self._finished += 1

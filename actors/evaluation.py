@@ -12,12 +12,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actors.attempts import run_on_worker
-from actors.calls import call
+from actors.calls import call, together
 from actors.cluster import Cluster
 from actors.episodes import attempt_seed
 from rl.config import CampaignConfig
@@ -80,12 +81,7 @@ class HeldoutLoop:
             if record.arm is not None:
                 self._count(record)
         parts = shards(self.tasks, self.config.heldout.shards)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for replica, part in enumerate(parts):
-                    group.create_task(self._shard(replica, part))
-        except BaseExceptionGroup as errors:
-            raise _first_leaf(errors) from errors
+        await together(*(self._shard(replica, part) for replica, part in enumerate(parts)))
 
     async def _shard(self, replica: int, tasks: Sequence[TaskRef]) -> None:
         slots = self._slots(replica)
@@ -97,10 +93,13 @@ class HeldoutLoop:
                     f"replica {replica} load {arm.name}",
                 )
             gate = asyncio.Semaphore(slots)
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self.config.heldout.attempts):
-                    for task in tasks:
-                        group.create_task(self._cell(replica, arm, task, gate))
+            await together(
+                *(
+                    self._cell(replica, arm, task, gate)
+                    for _ in range(self.config.heldout.attempts)
+                    for task in tasks
+                )
+            )
 
     def _slots(self, replica: int) -> int:
         """This shard's part of the episode slots, at least one."""
@@ -118,14 +117,24 @@ class HeldoutLoop:
                 spec = self._spec(replica, arm, task, self._launched[cell])
                 self._launched[cell] += 1
                 self._graded[cell] += 1  # claimed; given back below if it was not graded
-                self.recorder.dispatched(spec)
-                record = await run_on_worker(self.cluster, spec, self.config.episodes.deadline_s)
-                self.recorder.finished(record)
+                record = await self._attempt(spec)
                 self.progress.heldout(record)
                 if record.outcome == "graded":
                     return
                 self._graded[cell] -= 1
                 await self._require_alive(replica)
+
+    async def _attempt(self, spec: AttemptSpec) -> EpisodeRecord:
+        """Run one attempt; its terminal record is on disk on every way out."""
+        started = time.time()
+        self.recorder.dispatched(spec)
+        try:
+            record = await run_on_worker(self.cluster, spec, self.config.episodes.deadline_s)
+        except BaseException:
+            self.recorder.finished(EpisodeRecord.cancelled(spec, started))
+            raise
+        self.recorder.finished(record)
+        return record
 
     def _spec(self, replica: int, arm: Arm, task: TaskRef, number: int) -> AttemptSpec:
         attempt_id = f"heldout-{arm.name}-{task.name}-k{number}"
@@ -135,6 +144,7 @@ class HeldoutLoop:
             task=task,
             version=arm.version,
             arm=arm.name,
+            adapter_sha256=None if arm.adapter is None else arm.adapter.sha256,
             served_model=arm.served_as,
             replica=replica,
             base_url=self.cluster.base_urls[replica],
@@ -165,9 +175,3 @@ class HeldoutLoop:
                 f"replica {replica}",
                 "see its log in the campaign's directory, then continue with --resume",
             ) from error
-
-
-def _first_leaf(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error inside nested groups."""
-    first = errors.exceptions[0]
-    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

@@ -67,6 +67,7 @@ class Replica:
         self._used_names: set[str] = set()
         self._base_logprobs: dict[tuple[int, ...], list[float]] = {}
         self._adapter_lock = asyncio.Lock()
+        self._lifecycle = asyncio.Lock()  # not of `stop`, which also ends a start
 
     def __repr__(self) -> str:
         where = f" at {self._process.base_url}" if self._process is not None else ""
@@ -80,6 +81,10 @@ class Replica:
             EngineError, DeadlineExceeded: it did not become ready; nothing is left of it.
             ConfigurationError: it cannot be started with this configuration.
         """
+        async with self._lifecycle:
+            return await self._start()
+
+    async def _start(self) -> str:
         if self._process is not None:
             raise EngineError("already started", repr(self), "restart it instead")
         self._forget_adapters()
@@ -99,8 +104,9 @@ class Replica:
         try:
             await process.start(self._config.engine.start_timeout_s)
         except BaseException:
-            self._state = "failed"
-            self._process = None
+            if self._process is process:
+                self._state = "failed"
+                self._process = None
             raise
         self._state = "serving"
         return process.base_url
@@ -111,8 +117,9 @@ class Replica:
         Raises:
             EngineError, DeadlineExceeded: as for `start`.
         """
-        await self._end_process()
-        return await self.start()
+        async with self._lifecycle:  # two at once would lose an engine between them
+            await self._end_process()
+            return await self._start()
 
     async def stop(self) -> None:
         """End the engine; the replica can be started again.

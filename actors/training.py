@@ -20,7 +20,7 @@ from typing import Any
 
 from actors.attempts import run_on_worker
 from actors.calls import call
-from actors.cluster import Cluster
+from actors.cluster import START_GRACE_S, Cluster
 from actors.episodes import attempt_seed
 from rl.config import CampaignConfig
 from rl.errors import DeadlineExceeded, EngineError, InfrastructureError
@@ -31,7 +31,7 @@ from rl.schedule.commands import Command, Dispatch, DropGroup, RetireVersion, St
 from rl.schedule.scheduler import Frontier, Scheduler
 
 HEALTH_INTERVAL_S = 5.0
-DRAIN_S = 15.0
+DRAIN_S = 5.0  # beyond the time that sandboxes have to stop
 # Failures of an attempt after which its replica is asked whether it is alive.
 ENGINE_FAILURES = ("EngineError", "DeadlineExceeded")
 
@@ -110,6 +110,7 @@ class TrainingLoop:
     _records: dict[str, list[EpisodeRecord]] = field(default_factory=dict[str, list[EpisodeRecord]])
     _down: set[int] = field(default_factory=set[int])
     _suspected: set[int] = field(default_factory=set[int])
+    _given_up: set[int] = field(default_factory=set[int])
     _restarts: dict[int, int] = field(default_factory=dict[int, int])
 
     async def run(self) -> None:
@@ -120,7 +121,7 @@ class TrainingLoop:
             CampaignError: something failed that training can't go on without.
         """
         self._start(self._publish())
-        monitor = asyncio.create_task(self._watch_replicas())
+        monitor = asyncio.create_task(self._guard(self._watch_replicas()))
         try:
             while not self.scheduler.done:
                 for command in self.scheduler.poll():
@@ -185,8 +186,13 @@ class TrainingLoop:
         )
 
     async def _attempt(self, spec: AttemptSpec) -> None:
+        started = time.time()
         self.recorder.dispatched(spec)
-        record = await run_on_worker(self.cluster, spec, self.config.episodes.deadline_s)
+        try:
+            record = await run_on_worker(self.cluster, spec, self.config.episodes.deadline_s)
+        except BaseException:
+            self.recorder.finished(EpisodeRecord.cancelled(spec, started))
+            raise
         self._put(_AttemptEnded(record))
 
     async def _update(self, update: int, groups: list[Group]) -> None:
@@ -197,7 +203,12 @@ class TrainingLoop:
         self._put(_UpdateEnded(metrics, groups, adapter))
 
     async def _publish(self) -> None:
-        """Export the trainer's version and make it current on the replicas."""
+        """Export the trainer's version and make it current on the live replicas.
+
+        While all of them restart it waits: a restart is bounded, and so are restarts.
+        """
+        while len(self._down) == len(self.cluster.replicas):
+            await asyncio.sleep(1.0)
         adapter = self.cluster.trainer.export.remote()
         publication = await call(
             self.cluster.broadcaster.publish.remote(adapter),
@@ -207,11 +218,13 @@ class TrainingLoop:
         self._put(_Published(publication))
 
     async def _retire(self, version: int) -> None:
-        await call(
+        failed = await call(
             self.cluster.broadcaster.retire.remote(version),
             self.config.engine.start_timeout_s,
             f"retire version {version}",
         )
+        for replica, why in failed.items():
+            self._put(_ReplicaLost(replica, why))
 
     async def _checkpoint(self, frontier: Frontier) -> None:
         path = await call(
@@ -242,11 +255,7 @@ class TrainingLoop:
                     self._start(self._publish())
                 self._start(self._checkpoint(self.scheduler.frontier()))
             case _Published(publication):
-                self.recorder.published(publication)
-                for replica, why in publication.failed.items():
-                    self._lose(replica, why)
-                self.scheduler.version_current(publication.version, publication.replicas)
-                self.progress.published(publication)
+                self._published(publication)
             case _ReplicaLost(replica, why):
                 self._lose(replica, why)
             case _ReplicaAlive(replica):
@@ -259,6 +268,17 @@ class TrainingLoop:
                 self.progress.note(f"replica {replica} is back, serving version {version}")
             case _Failed(error):
                 raise error
+
+    def _published(self, publication: Publication) -> None:
+        for replica, why in publication.failed.items():
+            self._lose(replica, why)
+        if not publication.replicas:
+            self._start(self._publish())  # again, when a replica is back
+            return
+        self.recorder.published(publication)
+        serving = [index for index in publication.replicas if index not in self._down]
+        self.scheduler.version_current(publication.version, serving)
+        self.progress.published(publication)
 
     def _suspect(self, replica: int) -> None:
         """Send a replica nothing until it has answered: a dead one eats every retry."""
@@ -295,7 +315,9 @@ class TrainingLoop:
         self._restarts[replica] = used + 1
         if used < self.config.engine.max_restarts:
             self._start(self._restart(replica))
-        elif len(self._down) == len(self.cluster.replicas):
+            return
+        self._given_up.add(replica)
+        if len(self._given_up) == len(self.cluster.replicas):
             raise EngineError(
                 f"no replica is left; the last one failed: {why}",
                 "replicas",
@@ -304,18 +326,19 @@ class TrainingLoop:
 
     async def _restart(self, replica: int) -> None:
         """Restart a replica; it comes back only with the current version proven."""
+        deadline = self.config.engine.start_timeout_s + START_GRACE_S
         try:
             await call(
                 self.cluster.broadcaster.lost.remote(replica), HEALTH_INTERVAL_S * 4, "broadcaster"
             )
             self.cluster.base_urls[replica] = await call(
                 self.cluster.replicas[replica].restart.remote(),
-                self.config.engine.start_timeout_s,
+                deadline,
                 f"replica {replica} restart",
             )
             version = await call(
                 self.cluster.broadcaster.rejoin.remote(replica),
-                self.config.engine.start_timeout_s,
+                deadline,
                 f"replica {replica} rejoin",
             )
         except InfrastructureError as error:
@@ -350,33 +373,38 @@ class TrainingLoop:
         self._events.put_nowait(event)
 
     async def _settle(self) -> None:
-        """Wait for what the last update left running: its checkpoint, retirements."""
+        """Finish what the last update left behind: its checkpoint, retirements, restarts."""
         deadline = time.monotonic() + self.config.trainer.update_timeout_s
-        while self._jobs:
+        while self._jobs or not self._events.empty():
+            while not self._events.empty():
+                self._handle(self._events.get_nowait())
+            if not self._jobs:
+                continue
             left = max(0.1, deadline - time.monotonic())
-            done, _ = await asyncio.wait(self._jobs, timeout=left)
+            done, _ = await asyncio.wait(
+                self._jobs, timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
             if not done:
                 raise DeadlineExceeded("the last checkpoint did not finish", "training")
-        while not self._events.empty():
-            self._handle(self._events.get_nowait())
 
     async def _abandon(self) -> None:
-        """End what still runs, so that every attempt has its terminal record."""
-        running = self.scheduler.running_attempts
-        if not running and not self._jobs:
+        """End what still runs; every attempt leaves its terminal record."""
+        if not self._jobs and self._events.empty():
             return
+        grace = DRAIN_S + self.config.sandbox.stop_timeout_s
         drains = [worker.handle.drain.remote() for worker in self.cluster.workers]
         await asyncio.gather(
-            *(call(ref, DRAIN_S, "episode worker drain") for ref in drains), return_exceptions=True
+            *(call(ref, grace, "episode worker drain") for ref in drains), return_exceptions=True
         )
-        if self._jobs:
-            await asyncio.wait(self._jobs, timeout=1.0)
-        for job in list(self._jobs):
+        jobs = set(self._jobs)
+        if jobs:
+            await asyncio.wait(jobs, timeout=1.0)  # records that the drain brought
+        for job in jobs:
             job.cancel()
-        open_attempts = set(running)
+        await asyncio.gather(*jobs, return_exceptions=True)
         while not self._events.empty():
             event = self._events.get_nowait()
-            if isinstance(event, _AttemptEnded) and event.record.attempt_id in open_attempts:
+            if isinstance(event, _AttemptEnded):
                 self.recorder.finished(event.record)
 
     def _show(self) -> None:

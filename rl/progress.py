@@ -30,11 +30,11 @@ class Progress:
     """Prints a campaign's progress.
 
     Args:
-        console: where to; standard output by default.
+        stderr: print to standard error, because standard output is for a script.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True)
+    def __init__(self, *, stderr: bool = False) -> None:
+        self._console = Console(stderr=stderr, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._begun = time.monotonic()
         self._logged = self._begun

@@ -56,6 +56,9 @@ class AttemptSpec(Record):
     task: TaskRef
     version: int = Field(ge=0, description="policy version v that samples it")
     arm: str | None = Field(default=None, description="evaluation arm; None in training")
+    adapter_sha256: str | None = Field(
+        default=None, description="evaluation: digest of the arm's adapter; None without one"
+    )
     served_model: str = Field(description="name under which the replica serves the weights")
     replica: int = Field(ge=0, description="replica index")
     base_url: str = Field(description="the replica's address, http://host:port")
@@ -117,6 +120,9 @@ class EpisodeRecord(Record):
     task_digest: str
     version: int
     arm: str | None = None
+    adapter_sha256: str | None = Field(
+        default=None, description="evaluation: digest of the arm's adapter; None without one"
+    )
     replica: int
     outcome: Outcome
     reward: float | None = None
@@ -140,9 +146,15 @@ class EpisodeRecord(Record):
             task_digest=spec.task.digest,
             version=spec.version,
             arm=spec.arm,
+            adapter_sha256=spec.adapter_sha256,
             replica=spec.replica,
             **fields,
         )
+
+    @classmethod
+    def cancelled(cls, spec: AttemptSpec, started_at: float) -> EpisodeRecord:
+        """The record of an attempt that was given up before it ended."""
+        return cls.of(spec, outcome="cancelled", stop_reason="cancelled", started_at=started_at)
 
     @model_validator(mode="after")
     def _terminal(self) -> EpisodeRecord:

@@ -5,12 +5,14 @@ Invariants:
   a changed package has none.
 - An attempt that infrastructure masked says nothing about the task: it is tried
   again, then reported as an error that the next run tries afresh.
-- A report on disk is whole: written aside, synced, renamed.
+- A report on disk is whole: written aside, synced, renamed.  One that contradicts
+  itself is refused, never believed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,12 +23,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rl.agent.shell import CommandResult, Shell
 from rl.errors import (
     ConfigurationError,
+    DeadlineExceeded,
     EvidenceError,
     InfrastructureError,
     SandboxError,
     TaskPackageError,
 )
-from rl.files import write_json
+from rl.evidence.lines import first_problem
+from rl.files import disk_errors, write_json
 from sandboxes.attempt import AttemptLimits, AttemptResult, Provider, run_attempt
 from sandboxes.tasks import TaskPackage, verify_digest
 
@@ -37,6 +41,7 @@ OUTPUT_LIMIT = 16_384
 SHOWN_OUTPUT = 400
 UPLOAD_TIMEOUT_S = 60.0
 GATE_VERSION = 1  # part of the report: a changed gate makes old results void
+_GATE_AGAIN = "delete it and gate again"
 DEFAULT_LIMITS = AttemptLimits(deadline_s=600.0, create_s=120.0, verifier_s=120.0, stop_s=30.0)
 
 Verdict = Literal["passed", "failed", "error"]
@@ -90,14 +95,20 @@ async def run_oracle(
 ) -> AttemptResult[CommandResult]:
     """One attempt by the package's own solution."""
     if package.solution_script is None:
-        raise TaskPackageError("has no solution/solve.sh", str(package.path))
+        raise TaskPackageError(
+            "has no solution/solve.sh", str(package.path), "add one, or leave the package out"
+        )
     recorder = _Recorder(provider)
 
     async def solve(shell: Shell, deadline: float) -> CommandResult:
         if recorder.env is None:
             raise SandboxError("the solution has no sandbox", package.name)
-        async with asyncio.timeout(UPLOAD_TIMEOUT_S):
-            await recorder.env.upload_dir(package.path / "solution", "/solution")
+        try:
+            async with asyncio.timeout(UPLOAD_TIMEOUT_S):
+                await recorder.env.upload_dir(package.path / "solution", "/solution")
+        except TimeoutError:
+            what = f"its solution was not uploaded within {UPLOAD_TIMEOUT_S:g} s"
+            raise DeadlineExceeded(what, package.name) from None
         left = deadline - asyncio.get_running_loop().time()
         command = "chmod +x /solution/solve.sh; /solution/solve.sh"
         return await shell.run(command, max(left, 1.0), OUTPUT_LIMIT)
@@ -196,7 +207,7 @@ async def gate_all(
         repeats: how often each attempt is made.
 
     Returns:
-        One result per package, in order.
+        One result per package, in order, under the package's present name.
     """
     results = {
         digest: result
@@ -220,29 +231,70 @@ async def gate_all(
                 group.create_task(work())
     except BaseExceptionGroup as group:  # the others were cancelled because of the first
         raise group.exceptions[0] from group
-    return [results[package.digest] for package in packages]
+    return [
+        results[package.digest].model_copy(update={"name": package.name}) for package in packages
+    ]
 
 
 def load_report(path: Path) -> GateReport:
     """Read a report; an absent one, or one of an older gate, is empty.
 
     Raises:
-        EvidenceError: it is there and cannot be read.
+        EvidenceError: it is there and cannot be read, or contradicts itself.
     """
     try:
         report = GateReport.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return GateReport()
-    except (OSError, ValidationError) as error:
+    except OSError as error:
         raise EvidenceError(
-            f"the gate report cannot be read: {error}", str(path), "delete it and gate again"
+            f"the gate report cannot be read: {(error.strerror or str(error)).lower()}",
+            str(path),
+            "the report must be a file, in a folder, that this user may read and write",
         ) from None
-    return report if report.gate_version == GATE_VERSION else GateReport()
+    except ValidationError as error:
+        what = f"the gate report cannot be read: {first_problem(error)}"
+        raise EvidenceError(what, str(path), _GATE_AGAIN) from None
+    if report.gate_version != GATE_VERSION:
+        return GateReport()
+    for digest, result in report.results.items():
+        problem = _contradiction(digest, result)
+        if problem:
+            raise EvidenceError(f"the gate report's entry {problem}", str(path), _GATE_AGAIN)
+    return report
+
+
+def _contradiction(digest: str, result: GateResult) -> str:
+    """Why an entry can't be what a gate wrote; empty if it can."""
+    if digest != result.digest:
+        return f"{digest[:16]} holds the result of {result.digest[:16]}"
+    if result.verdict != "passed":
+        return ""
+    for kind, rewards, wanted in (
+        ("oracle", result.oracle, ORACLE_REWARD),
+        ("nothing", result.nothing, NOTHING_REWARD),
+    ):
+        if not rewards or any(reward != wanted for reward in rewards):
+            return f"{digest[:16]} passed with {kind} = {rewards}, not {wanted:g}"
+    return ""
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a report that could not be written, before hours are spent on it.
+
+    Raises:
+        InfrastructureError: nothing can be written there.
+    """
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
 
 
 def save_report(report: GateReport, path: Path) -> None:
     """Write a report so that it is whole even if this machine stops now."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, report)
 
 

@@ -5,14 +5,16 @@ Invariants:
   own sandbox, with every file it needs.
 - No key of task.toml is ignored: what Harbor does not know, or would drop without
   a word, is refused with file, key and the nearest known key.
-- No file of a package lies outside it.
+- No file of a package lies outside it, and all their names are UTF-8.
+- Its limits and sizes are numbers above 0.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-import tomllib
+import math
+import os
 import typing
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,10 +27,13 @@ from harbor.models.task.task import strip_canary
 from harbor.publisher.packager import Packager
 from pydantic import BaseModel, ValidationError
 
+from rl.config_file import read_toml
 from rl.errors import TaskPackageError
 
 CONFIG_NAME = "task.toml"
 REQUIRED = (CONFIG_NAME, "instruction.md", "tests/test.sh")
+_PACKAGE = f"a Harbor package is a folder with {', '.join(REQUIRED)}"
+_FOLDER = f"name a folder whose child folders are packages; {_PACKAGE}"
 # Older spellings that Harbor itself understands, by the path of their table.
 RENAMED = {"": {"version"}, "environment": {"memory", "storage", "allow_internet"}}
 # Old sizes that Harbor drops without a word unless they are strings such as "2G".
@@ -70,24 +75,22 @@ def load_package(path: Path, name: str | None = None) -> TaskPackage:
         TaskPackageError: it is incomplete, has unknown keys, or asks for what
             can't be done here.
     """
-    root = path.resolve()
+    root = Path(os.path.realpath(path))
     for required in REQUIRED:
         if not (root / required).is_file():
-            raise TaskPackageError(
-                f"has no {required}",
-                str(path),
-                "a Harbor package is a folder with " + ", ".join(REQUIRED),
-            )
-    _refuse_outside_links(root)
+            raise TaskPackageError(f"has no {required}", str(path), _PACKAGE)
+    _refuse_unfit_paths(root)
     config = _load_config(root / CONFIG_NAME)
     environment, docker = config.environment, root / "environment" / "Dockerfile"
     if not docker.is_file() and not environment.docker_image:
-        raise TaskPackageError("has neither environment/Dockerfile nor docker_image", str(path))
+        raise TaskPackageError(
+            "has neither environment/Dockerfile nor docker_image", str(path), "add one of them"
+        )
     solution = root / "solution" / "solve.sh"
     asked = "network_mode" in environment.model_fields_set
     return TaskPackage(
         name=name or root.name,
-        digest=Packager.compute_content_hash(root)[0],
+        digest=_digest(root),
         path=root,
         family=str(config.metadata.get("family", "")),
         instruction=_read_instruction(root / "instruction.md"),
@@ -113,7 +116,7 @@ def load_folder(path: Path) -> list[TaskPackage]:
         TaskPackageError: one is wrong, or there is none.
     """
     if not path.is_dir():
-        raise TaskPackageError("no such folder of task packages", str(path))
+        raise TaskPackageError("no such folder of task packages", str(path), _FOLDER)
     children = sorted(
         child.parent
         for child in path.glob(f"*/{CONFIG_NAME}")
@@ -121,7 +124,7 @@ def load_folder(path: Path) -> list[TaskPackage]:
     )
     if not children:
         raise TaskPackageError(
-            f"holds no task package (no child folder has a {CONFIG_NAME})", str(path)
+            f"holds no task package (no child folder has a {CONFIG_NAME})", str(path), _FOLDER
         )
     return [load_package(child) for child in children]
 
@@ -132,7 +135,7 @@ def verify_digest(package: TaskPackage, expected: str) -> None:
     Raises:
         TaskPackageError: they are not.
     """
-    actual = Packager.compute_content_hash(package.path)[0]
+    actual = _digest(package.path)
     if actual != expected:
         raise TaskPackageError(
             f"content has changed: digest {actual}, expected {expected}",
@@ -141,11 +144,20 @@ def verify_digest(package: TaskPackage, expected: str) -> None:
         )
 
 
-def _load_config(path: Path) -> TaskConfig:
+def _digest(root: Path) -> str:
+    """Harbor's content digest, which honours the package's .gitignore."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise TaskPackageError(f"not valid TOML: {error}", str(path)) from None
+        return Packager.compute_content_hash(root)[0]
+    except (OSError, ValueError, RuntimeError) as error:
+        raise TaskPackageError(
+            f"its content can't be pinned: {error}",
+            str(root),
+            "correct or remove the file that this names, or .gitignore",
+        ) from None
+
+
+def _load_config(path: Path) -> TaskConfig:
+    data = read_toml(path, TaskPackageError)
     problems = list(_problems(data, TaskConfig, ""))
     if problems:
         raise TaskPackageError("\n  - ".join(problems), str(path), "correct or remove these keys")
@@ -155,8 +167,13 @@ def _load_config(path: Path) -> TaskConfig:
             config = TaskConfig.model_validate(data)
     except ValidationError as error:
         lines = [f"'{_dotted(item['loc'])}': {item['msg']}" for item in error.errors()]
-        raise TaskPackageError("\n  - ".join(lines), str(path)) from None
+        raise TaskPackageError("\n  - ".join(lines), str(path), "correct these values") from None
+    except ArithmeticError:  # Harbor's own arithmetic on a size such as "1e999G"
+        raise TaskPackageError(
+            "a size is beyond any number", str(path), "correct 'memory' or 'storage'"
+        ) from None
     _refuse_unsupported(config, path)
+    _refuse_nothing_left(config, path)
     return config
 
 
@@ -173,7 +190,31 @@ def _refuse_unsupported(config: TaskConfig, path: Path) -> None:
     }
     found = [reason for reason, applies in reasons.items() if applies]
     if found:
-        raise TaskPackageError("; ".join(f"{reason} cannot be run" for reason in found), str(path))
+        raise TaskPackageError(
+            "; ".join(f"{reason} cannot be run" for reason in found),
+            str(path),
+            "leave the package out, or rewrite it without them",
+        )
+
+
+def _refuse_nothing_left(config: TaskConfig, path: Path) -> None:
+    """Refuse limits and sizes that leave nothing to run in."""
+    environment = config.environment
+    numbers = {
+        "verifier.timeout_sec": config.verifier.timeout_sec,
+        "agent.timeout_sec": config.agent.timeout_sec,
+        "environment.build_timeout_sec": environment.build_timeout_sec,
+        "environment.cpus": environment.cpus,
+        "environment.memory_mb": environment.memory_mb,
+        "environment.storage_mb": environment.storage_mb,
+    }
+    wrong = [
+        f"'{key}' = {value} is no finite number above 0"
+        for key, value in numbers.items()
+        if value is not None and not (math.isfinite(value) and value > 0)
+    ]
+    if wrong:
+        raise TaskPackageError("\n  - ".join(wrong), str(path), "correct or remove these keys")
 
 
 def _problems(data: dict[str, Any], model: type[BaseModel], table: str) -> Iterator[str]:
@@ -229,13 +270,26 @@ def _read_instruction(path: Path) -> str:
     try:
         text = strip_canary(path.read_text(encoding="utf-8")).strip()
     except UnicodeDecodeError as error:
-        raise TaskPackageError(f"is not UTF-8: {error}", str(path)) from None
+        what = f"is not UTF-8 ({error.reason} at byte {error.start})"
+        raise TaskPackageError(what, str(path), "save the file as UTF-8") from None
     if not text:
-        raise TaskPackageError("is empty", str(path))
+        raise TaskPackageError("is empty", str(path), "write what the agent is to do")
     return text
 
 
-def _refuse_outside_links(root: Path) -> None:
-    for path in root.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
-            raise TaskPackageError("a symlink leaves the package", str(path))
+def _refuse_unfit_paths(root: Path) -> None:
+    """Refuse what can't be pinned: names that are no text, links that lead nowhere inside."""
+    for path in (root, *root.rglob("*")):
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        if shown != str(path):
+            raise TaskPackageError("its name is not UTF-8", shown, "rename it")
+        if not path.is_symlink():
+            continue
+        try:
+            target = path.resolve()
+        except (RuntimeError, OSError):  # Python 3.12 has the first for a loop, 3.13 the second
+            raise TaskPackageError("a symlink loop", shown, "remove the link") from None
+        if not target.is_relative_to(root):
+            raise TaskPackageError(
+                "a symlink leaves the package", shown, "replace it by a copy of what it names"
+            )

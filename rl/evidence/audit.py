@@ -21,12 +21,12 @@ from pydantic_core import from_json
 
 from rl.errors import EvidenceError
 from rl.evidence import checks
-from rl.evidence.checks import Material
 from rl.evidence.events import Event
 from rl.evidence.frozen import Frozen, load_frozen
 from rl.evidence.layout import CampaignDir
 from rl.evidence.lines import JsonLines
-from rl.evidence.rows import Arms, Audit, Finding
+from rl.evidence.material import Material
+from rl.evidence.rows import Arms, Audit, Finding, Gates
 from rl.evidence.summary import Summary, load_evidence, read_json, summarize
 from rl.evidence.traces import Frame, TornTraceError, parse_record, read_frames
 from rl.records import EpisodeRecord
@@ -63,6 +63,7 @@ def audit(directory: CampaignDir) -> Audit:
             "held-out episodes": len(material.heldout),
             "updates": len(material.updates),
             "tasks": len(frozen.train) + len(frozen.heldout),
+            "gates": len(material.gates.gates) if material.gates else 0,
             "arms": len(material.arms.arms) if material.arms else 0,
         },
         findings=findings,
@@ -90,6 +91,7 @@ def _gather(directory: CampaignDir, frozen: Frozen, findings: list[Finding]) -> 
         updates=attempt("damaged-updates", directory.update_rows().read, []),
         events=attempt("damaged-events", events.read, []),
         arms=attempt("damaged-arms", lambda: read_json(directory.arms, Arms), None),
+        gates=attempt("damaged-gates", lambda: read_json(directory.gates, Gates), None),
     )
 
 

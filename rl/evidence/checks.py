@@ -1,5 +1,7 @@
 """The claims of a campaign, each derived again by one function.
 
+Those about the held-out evaluation are in `rl.evidence.heldout_checks`.
+
 Invariants:
 - A check is a pure function from `Material` to findings; none raises on bad
   evidence, and none depends on another having passed.
@@ -12,39 +14,19 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
-from rl.config import CampaignConfig, ScheduleConfig
-from rl.evidence.events import DISPATCH, Event
-from rl.evidence.frozen import Frozen, config_digest
-from rl.evidence.layout import CampaignDir
-from rl.evidence.rows import ArmPin, Arms, Finding, TrainedGroup, UpdateRow
-from rl.files import sha256_files
-from rl.records import EpisodeRecord, TaskRef, UpdateMetrics
+from rl.config import ScheduleConfig
+from rl.evidence.events import DISPATCH
+from rl.evidence.frozen import config_digest
+from rl.evidence.heldout_checks import check_adapters, check_arms, check_heldout
+from rl.evidence.material import Material
+from rl.evidence.rows import Finding, GateResult, TrainedGroup
+from rl.records import EpisodeRecord
 
+ORACLE_REWARD: Final = 1.0  # what a task's own solution scores
+NOTHING_REWARD: Final = 0.0
 REWARD_TOLERANCE: Final = 1e-4  # the trainer may sum rewards in float32
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """All that could be read; episodes are without tokens and turns."""
-
-    directory: CampaignDir
-    frozen: Frozen
-    config: CampaignConfig | None
-    train: list[EpisodeRecord]
-    heldout: list[EpisodeRecord]
-    metrics: list[UpdateMetrics]
-    updates: list[UpdateRow]
-    events: list[Event]
-    arms: Arms | None
-
-    @property
-    def evaluated(self) -> list[TaskRef]:
-        """The held-out tasks that the configuration evaluates."""
-        count = self.config.heldout_tasks if self.config else len(self.frozen.heldout)
-        return self.frozen.heldout[:count]
 
 
 def check_frozen(material: Material) -> Iterator[Finding]:
@@ -257,7 +239,8 @@ def check_metrics(material: Material) -> Iterator[Finding]:
             if attempt_id in by_id
         ]
         rewards = [record.reward for _, record in pairs if record.reward is not None]
-        mean = math.fsum(rewards) / len(rewards) if rewards else math.nan
+        # Not `fsum`, which raises when damaged rewards overflow.
+        mean = sum(reward / len(rewards) for reward in rewards) if rewards else math.nan
         staleness = Counter(row.update - 1 - record.version for _, record in pairs)
         claims = (
             ("episodes", metrics.episodes, len(pairs), metrics.episodes == len(pairs)),
@@ -283,86 +266,31 @@ def check_metrics(material: Material) -> Iterator[Finding]:
                 )
 
 
-def check_heldout(material: Material) -> Iterator[Finding]:
-    """Each arm has exactly the configured graded attempts at each task, on its weights."""
-    if material.config is None:
-        return
-    if material.arms is None:
+def check_gates(material: Material) -> Iterator[Finding]:
+    """Every task used has passed its gate, by the very content that was frozen."""
+    if material.gates is None:
         yield Finding(
-            code="missing-arms", where="arms.json", message="missing, or unreadable: see above"
+            code="missing-gates", where="gates.json", message="missing, or unreadable: see above"
         )
         return
-    versions = {pin.arm: pin.version for pin in material.arms.arms}
-    counts: Counter[tuple[str, str]] = Counter()
-    masked: Counter[tuple[str, str]] = Counter()
-    for record in material.heldout:
-        cell = (record.arm or "(none)", record.task_name)
-        counts[cell] += record.outcome == "graded"
-        masked[cell] += record.outcome != "graded"
-        if record.arm not in versions:
-            message = f"belongs to arm {record.arm}, which arms.json does not know"
-            yield Finding(code="unknown-arm", where=f"attempt {record.attempt_id}", message=message)
-        elif record.version != versions[record.arm]:
+    by_digest: dict[str, list[GateResult]] = defaultdict(list)
+    for gate in material.gates.gates:
+        by_digest[gate.digest].append(gate)
+    for task in [*material.frozen.train, *material.evaluated]:
+        where = f"task {task.name}"
+        if task.digest not in by_digest:
             yield Finding(
-                code="arm-version",
-                where=f"attempt {record.attempt_id}",
-                message=f"ran version {record.version}; arm {record.arm} is "
-                f"version {versions[record.arm]}",
+                code="ungated-task", where=where, message="gates.json has no gate of its content"
             )
-    wanted = material.config.heldout.attempts
-    for arm in versions:
-        for task in material.evaluated:
-            cell = (arm, task.name)
-            if counts[cell] != wanted:
+        for gate in by_digest.get(task.digest, []):
+            rewards = (gate.oracle_reward, gate.nothing_reward)
+            if not gate.passed or rewards != (ORACLE_REWARD, NOTHING_REWARD):
                 yield Finding(
-                    code="heldout-count",
-                    where=f"arm {arm} task {task.name}",
-                    message=f"has {counts[cell]} graded attempts, not {wanted}"
-                    f" ({masked[cell]} masked or cancelled)",
+                    code="failed-gate",
+                    where=where,
+                    message=f"{'passed' if gate.passed else 'did not pass'} its gate, where its "
+                    f"solution scored {rewards[0]} and doing nothing scored {rewards[1]}",
                 )
-
-
-def check_adapters(material: Material) -> Iterator[Finding]:
-    """Each arm's adapter is the one that its update made, byte for byte."""
-    if material.arms is None:
-        return
-    made = {row.update: row.adapter_sha256 for row in material.updates}
-    for pin in material.arms.arms:
-        trained = made.get(pin.version)
-        if trained is not None and trained != pin.adapter_sha256:
-            yield Finding(
-                code="adapter-swapped",
-                where=f"arm {pin.arm}",
-                message=f"has adapter {(pin.adapter_sha256 or 'none')[:16]}; update {pin.version} "
-                f"made {trained[:16]}",
-            )
-        yield from _check_adapter_files(material, pin)
-    newest = max((row.update for row in material.updates), default=0)
-    if material.arms.final.version != newest:
-        yield Finding(
-            code="arm-version",
-            where=f"arm {material.arms.final.arm}",
-            message=f"is version {material.arms.final.version}; the last update made {newest}",
-        )
-
-
-def _check_adapter_files(material: Material, pin: ArmPin) -> Iterator[Finding]:
-    if pin.directory is None:
-        return
-    folder = material.directory.root / pin.directory
-    if not folder.is_dir():
-        yield Finding(
-            code="adapter-missing", where=f"arm {pin.arm}", message=f"{pin.directory} is gone"
-        )
-        return
-    found = sha256_files(folder)
-    for name in sorted(pin.files.keys() | found.keys()):
-        if pin.files.get(name) != found.get(name):
-            yield Finding(
-                code="adapter-swapped",
-                where=f"arm {pin.arm} file {pin.directory}/{name}",
-                message="is not what arms.json pins",
-            )
 
 
 ALL: Final[tuple[Callable[[Material], Iterator[Finding]], ...]] = (
@@ -373,6 +301,8 @@ ALL: Final[tuple[Callable[[Material], Iterator[Finding]], ...]] = (
     check_sequence,
     check_batches,
     check_metrics,
+    check_gates,
     check_heldout,
+    check_arms,
     check_adapters,
 )

@@ -26,10 +26,11 @@ from rl.config_file import parse_config
 from rl.errors import ConfigurationError, EvidenceError
 from rl.evidence.layout import CampaignDir
 from rl.evidence.lines import first_problem
-from rl.files import create_exclusive, json_bytes, sha256_files
+from rl.files import create_exclusive, json_bytes, read_errors, sha256_files
 from rl.records import Record, TaskRef
 
 _GIT_TIMEOUT_S = 30.0  # a status of a large tree on a cold disk takes a few seconds
+_RESTORE: Final = "restore it from an archive, or start a new campaign under another --run-id"
 _PACKAGES: Final = (
     "ray",
     "torch",
@@ -126,19 +127,21 @@ def load_frozen(directory: CampaignDir) -> Frozen:
     """Read frozen.json.
 
     Raises:
-        EvidenceError: it is missing or no valid record.
+        EvidenceError: it is missing, can't be read, or is no valid record.
     """
+    path = directory.frozen
     try:
-        return Frozen.model_validate_json(directory.frozen.read_bytes())
-    except FileNotFoundError:
-        raise EvidenceError(
-            "missing: the campaign stopped before it was frozen",
-            str(directory.frozen),
-            "start it again under another --run-id",
-        ) from None
+        with read_errors(path):
+            if not path.exists():
+                raise EvidenceError(
+                    "missing: the campaign stopped before it was frozen",
+                    str(path),
+                    "start it again under another --run-id",
+                )
+            return Frozen.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise EvidenceError(
-            f"not a valid record: {first_problem(error)}", str(directory.frozen)
+            f"not a valid record: {first_problem(error)}", str(path), _RESTORE
         ) from None
 
 
@@ -168,7 +171,9 @@ def verify_frozen(
     frozen = load_frozen(directory)
     if config_digest(frozen.config) != frozen.config_digest:
         raise EvidenceError(
-            "the configuration in it does not have the digest in it", str(directory.frozen)
+            "the configuration in it does not have the digest in it",
+            str(directory.frozen),
+            _RESTORE,
         )
     differences = [
         *_config_differences(frozen.config, config.model_dump(mode="json")),
@@ -256,7 +261,11 @@ def _git(root: Path, *arguments: str) -> bytes:
         ) from None
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         detail = (error.stderr or b"").decode(errors="replace").strip() or str(error)
-        raise EvidenceError(f"git {arguments[0]} failed: {detail}", str(root)) from error
+        raise EvidenceError(
+            f"git {arguments[0]} failed: {detail}",
+            str(root),
+            f"make this work: git -C {root} {' '.join(arguments)}",
+        ) from error
     return done.stdout
 
 

@@ -30,7 +30,7 @@ from rl.files import (
 from rl.records import UpdateMetrics
 
 CAMPAIGNS_ROOT: Final = Path("state/campaigns")
-_RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +183,11 @@ def create(run_id: str, root: Path = CAMPAIGNS_ROOT) -> CampaignDir:
             directory.root.mkdir()
         except FileExistsError:
             raise ConfigurationError(
-                f"run id '{run_id}' is taken{_since(directory)}",
+                f"run id '{run_id}' is taken {_occupant(directory)}",
                 str(directory.root),
-                "continue it with --resume, or choose another --run-id",
+                "continue it with --resume, or choose another --run-id"
+                if directory.frozen.exists()
+                else "choose another --run-id, or remove the directory: nothing was frozen in it",
             ) from None
         for folder in (directory.train_trace.parent, directory.checkpoints, directory.logs):
             folder.mkdir()
@@ -229,22 +231,22 @@ def open_path(path: Path) -> CampaignDir:
 
 
 def _path_of(run_id: str, root: Path) -> Path:
-    if not _RUN_ID.match(run_id):
+    if not _RUN_ID.fullmatch(run_id):
         raise ConfigurationError(
-            f"'{run_id}' can't be a run id",
-            "--run-id",
+            f"{run_id!r} can't be a run id",
+            "run id",
             "use letters, digits, '.', '_' and '-', beginning with a letter or digit",
         )
     return root / run_id
 
 
-def _since(directory: CampaignDir) -> str:
-    """When the occupant was begun, for a message."""
+def _occupant(directory: CampaignDir) -> str:
+    """Who has the directory, and since when, for a message."""
     try:
         begun = directory.frozen.stat().st_mtime
-    except FileNotFoundError:
-        return " by a campaign that was not frozen yet"
-    return f" by a campaign of {time.strftime('%Y-%m-%d %H:%M', time.localtime(begun))}"
+    except OSError:
+        return "by a campaign that was not frozen"
+    return f"by a campaign of {time.strftime('%Y-%m-%d %H:%M', time.localtime(begun))}"
 
 
 def _append_plain(path: Path, text: str) -> None:

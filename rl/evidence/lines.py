@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from rl.errors import EvidenceError
-from rl.files import append_bytes, disk_errors, sync_directory
+from rl.files import append_bytes, disk_errors, read_errors, sync_directory
 
 _TAIL_BLOCK_BYTES = 1 << 16  # read backwards in blocks: a tail is short, a file may not be
 
@@ -54,11 +54,13 @@ class JsonLines[RowT: BaseModel]:
             live: the writer may be in the middle of a row: leave a torn tail out.
 
         Raises:
-            EvidenceError: a row is no valid record, or the tail is torn.
+            EvidenceError: a row is no valid record, the tail is torn, or the file
+                can't be read.
         """
-        if not self.path.exists():
-            return []
-        *lines, tail = self.path.read_bytes().split(b"\n")
+        with read_errors(self.path):
+            if not self.path.exists():
+                return []
+            *lines, tail = self.path.read_bytes().split(b"\n")
         if tail and not live:
             raise EvidenceError(
                 f"its last row is torn: {len(tail)} bytes without an end",
@@ -87,7 +89,9 @@ class JsonLines[RowT: BaseModel]:
             return self.row.model_validate_json(line)
         except ValidationError as error:
             raise EvidenceError(
-                f"not a valid {self.row.__name__}: {first_problem(error)}", f"{self.path}:{number}"
+                f"not a valid {self.row.__name__}: {first_problem(error)}",
+                f"{self.path}:{number}",
+                "restore the file from an archive",
             ) from None
 
 

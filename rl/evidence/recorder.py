@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from rl.evidence.events import DISPATCH, PUBLISH, EventLog, read_events
 from rl.evidence.layout import CampaignDir
 from rl.evidence.rows import TrainedGroup, UpdateRow
 from rl.evidence.traces import TraceWriter, read_traces
 from rl.records import AttemptSpec, EpisodeRecord, Group, Publication, UpdateMetrics
+
+BEGIN: Final = "begin"  # a driver took over; {"incarnation": how many did before}
 
 
 class Recorder:
@@ -36,6 +39,16 @@ class Recorder:
         self._metrics = directory.metrics_rows()
         self._updates = directory.update_rows()
 
+    def begin(self) -> int:
+        """Record that a driver takes over; returns how many did before.
+
+        The number is part of group ids, so that a group that is drawn again after
+        any interruption never reuses an id.
+        """
+        before = sum(event.kind == BEGIN for event in read_events(self.directory.events))
+        self.events.append(BEGIN, incarnation=before)
+        return before
+
     def close(self) -> None:
         """Release the traces."""
         self._train.close()
@@ -52,6 +65,7 @@ class Recorder:
             version=spec.version,
             replica=spec.replica,
             arm=spec.arm,
+            adapter_sha256=spec.adapter_sha256,
         )
 
     def finished(self, record: EpisodeRecord) -> None:
@@ -112,6 +126,7 @@ def _cancelled(fields: Mapping[str, object]) -> EpisodeRecord:
             "task_digest": fields["digest"],
             "version": fields["version"],
             "arm": fields["arm"],
+            "adapter_sha256": fields["adapter_sha256"],
             "replica": fields["replica"],
             "outcome": "cancelled",
             "stop_reason": "cancelled",

@@ -11,8 +11,9 @@ Invariants:
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -28,10 +29,13 @@ from rl.evidence.lines import first_problem
 from rl.evidence.rows import BASE_ARM, Arms, Audit, Gates
 from rl.evidence.stats import HeldoutComparison, compare_arms, solved
 from rl.evidence.traces import read_traces
+from rl.files import read_errors
 from rl.records import EpisodeRecord, Record, UpdateMetrics
 
 FIRST_UPDATES: Final = 2  # the start: few, because the policy soon moves
 LAST_UPDATES: Final = 3  # the end: more, because it has settled
+# Beyond any date, time, count or reward, and far below where sums lose their meaning.
+LARGEST_NUMBER: Final = 1e11
 
 Verdict = Literal["improved", "regressed", "not significant", "not evaluated"]
 
@@ -113,24 +117,44 @@ def load_evidence(directory: CampaignDir) -> Evidence:
     """Read a campaign's directory, whatever it holds so far.
 
     Raises:
-        EvidenceError: it was never frozen, or a file is damaged.
+        EvidenceError: it was never frozen, a file is damaged, or holds a number
+            that nothing can have measured.
     """
     frozen = load_frozen(directory)
     config = frozen.campaign_config()
+    _refuse_absurd("frozen.json", {"created_at": frozen.created_at})
     metrics = directory.metrics_rows().read(live=True)
-    train = [_light(r) for r in read_traces(directory.train_trace, live=True)]
+    for row in metrics:
+        _refuse_absurd(
+            f"metrics.jsonl update {row.update}",
+            {
+                "update": row.update,
+                "reward_mean": row.reward_mean,
+                "reward_std": row.reward_std,
+                "episodes": row.episodes,
+                "seconds": row.seconds,
+                "staleness": max([*row.staleness.keys(), *row.staleness.values()], default=0),
+            },
+        )
+    events = read_events(directory.events, live=True)
+    for event in events:
+        seconds = event.fields.get("seconds")
+        seconds = seconds if isinstance(seconds, int | float) else 0
+        numbers = {"time": event.time, "seconds": seconds}
+        _refuse_absurd(f"events.jsonl {event.kind}", numbers)
+    train = [_checked(r) for r in read_traces(directory.train_trace, live=True)]
     heldout: list[EpisodeRecord] = []
     examples: dict[tuple[str, bool], EpisodeRecord] = {}
     for record in read_traces(directory.heldout_trace, live=True):
         if record.outcome == "graded" and record.arm is not None:
             examples.setdefault((record.arm, solved(record)), record)
-        heldout.append(_light(record))
+        heldout.append(_checked(record))
     evidence = Evidence(
         directory=directory,
         frozen=frozen,
         config=config,
         metrics=metrics,
-        events=read_events(directory.events, live=True),
+        events=events,
         train=train,
         heldout=heldout,
         examples=examples,
@@ -217,20 +241,38 @@ def read_json[ModelT: BaseModel](path: Path, model: type[ModelT]) -> ModelT | No
     """The record in a JSON file; None if the file is absent.
 
     Raises:
-        EvidenceError: it is no valid record.
+        EvidenceError: it can't be read, or is no valid record.
     """
-    if not path.exists():
-        return None
+    with read_errors(path):
+        if not path.exists():
+            return None
+        data = path.read_bytes()
     try:
-        return model.model_validate_json(path.read_bytes())
+        return model.model_validate_json(data)
     except ValidationError as error:
         raise EvidenceError(
-            f"not a valid {model.__name__}: {first_problem(error)}", str(path)
+            f"not a valid {model.__name__}: {first_problem(error)}",
+            str(path),
+            "restore the file from an archive",
         ) from None
 
 
-def _light(record: EpisodeRecord) -> EpisodeRecord:
+def _refuse_absurd(where: str, numbers: Mapping[str, float]) -> None:
+    """Refuse numbers that no sum, chart or date can hold."""
+    for name, value in numbers.items():
+        if not abs(value) <= LARGEST_NUMBER:  # so that NaN is refused as well
+            shown = float(max(-sys.float_info.max, min(value, sys.float_info.max)))
+            raise EvidenceError(
+                f"{name} is {shown:g}, which nothing can have measured",
+                where,
+                "restore the file from an archive",
+            )
+
+
+def _checked(record: EpisodeRecord) -> EpisodeRecord:
     """The record without what takes memory: tokens, turns, log."""
+    numbers = {**record.timings, "reward": record.reward or 0.0}
+    _refuse_absurd(f"attempt {record.attempt_id}", numbers)
     return record.model_copy(update={"samples": [], "turns": [], "verifier_log": ""})
 
 

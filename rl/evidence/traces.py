@@ -27,11 +27,12 @@ from pydantic_core import from_json
 
 from rl.errors import EvidenceError
 from rl.evidence.lines import first_problem
-from rl.files import append_bytes, disk_errors, sync_directory
+from rl.files import append_bytes, disk_errors, read_errors, sync_directory
 from rl.records import SCHEMA_VERSION, EpisodeRecord
 
 _LEVEL = 6  # token lists shrink 3.5 times at 6; higher levels gain under 5%
 _CHUNK_BYTES = 1 << 17
+_RESTORE = "restore the file from an archive"
 _MAGIC = b"\x28\xb5\x2f\xfd"
 
 type _Read = Callable[[int], bytes]
@@ -132,8 +133,13 @@ def read_traces(path: Path, *, live: bool = False) -> Iterator[EpisodeRecord]:
 
 def read_frames(path: Path, *, live: bool = False) -> Iterator[Frame]:
     """The frames of a trace, decoded but not parsed; raises as `read_traces` does."""
-    if not path.exists():
-        return
+    with read_errors(path):
+        if not path.exists():
+            return
+        yield from _read_frames(path, live=live)
+
+
+def _read_frames(path: Path, *, live: bool) -> Iterator[Frame]:
     with path.open("rb") as file:
         buffer, offset, index = file.read(_CHUNK_BYTES), 0, 0
         while buffer:
@@ -168,7 +174,7 @@ def parse_record(frame: Frame, path: Path) -> EpisodeRecord:
     try:
         raw = from_json(frame.data)
     except ValueError as error:
-        raise EvidenceError(f"not JSON: {error}", where) from None
+        raise EvidenceError(f"not JSON: {error}", where, _RESTORE) from None
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA_VERSION:
         raise EvidenceError(
@@ -179,7 +185,8 @@ def parse_record(frame: Frame, path: Path) -> EpisodeRecord:
     try:
         return EpisodeRecord.model_validate_json(frame.data)
     except ValidationError as error:
-        raise EvidenceError(f"not a valid episode record: {first_problem(error)}", where) from None
+        what = f"not a valid episode record: {first_problem(error)}"
+        raise EvidenceError(what, where, _RESTORE) from None
 
 
 def repair(path: Path) -> int:
@@ -224,7 +231,7 @@ def _refuse_damage(path: Path, offset: int, index: int, problem: str) -> None:
         raise EvidenceError(
             f"record {index + 1} is damaged ({problem}), and whole records follow it",
             f"{path} at byte {offset}",
-            "restore the file from an archive",
+            _RESTORE,
         )
 
 

@@ -5,7 +5,8 @@ Invariants:
   after every file in it, the manifest last, has been written and synced: a crash
   at any point leaves either no new checkpoint or a whole one, and the older ones
   as they were.
-- `latest` names only directories with a readable manifest of their own update.
+- `latest` names only directories with a readable manifest of their own update,
+  and a manifest names an adapter, the optimizer's state and the scheduler's.
 - Nothing is loaded unless every file has the size and sha256 of the manifest and
   no file is there that the manifest does not name.
 - A valid checkpoint is never overwritten by a different one of the same update.
@@ -22,7 +23,7 @@ import shutil
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import Field, ValidationError
 
@@ -163,8 +164,7 @@ def load(path: Path, config_digest: str | None = None) -> Checkpoint:
         ),
         optimizer=(path / OPTIMIZER).read_bytes(),
     )
-    scheduler = json.loads((path / SCHEDULER).read_text(encoding="utf-8"))
-    return Checkpoint(path, manifest, state, scheduler)
+    return Checkpoint(path, manifest, state, _parse_scheduler(path / SCHEDULER))
 
 
 def read_scheduler(path: Path) -> dict[str, Any]:
@@ -174,8 +174,7 @@ def read_scheduler(path: Path) -> dict[str, Any]:
         EvidenceError: that file is damaged.
     """
     _verify_file(path / SCHEDULER, _read_manifest(path).files[SCHEDULER])
-    state: dict[str, Any] = json.loads((path / SCHEDULER).read_text(encoding="utf-8"))
-    return state
+    return _parse_scheduler(path / SCHEDULER)
 
 
 def prune(root: Path, keep: Set[int]) -> list[Path]:
@@ -264,12 +263,30 @@ def _read_manifest(path: Path) -> CheckpointManifest:
     if file.is_symlink():
         raise _damaged(file, "is a symbolic link")
     try:
-        return CheckpointManifest.model_validate_json(file.read_bytes())
+        manifest = CheckpointManifest.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         raise _damaged(file, "is missing: no complete checkpoint") from None
+    except OSError as error:
+        raise _damaged(file, f"cannot be read: {error.strerror}") from None
     except ValidationError as error:
         problem = f"is no manifest of ours: {error.errors()[0]['msg']}"
         raise _damaged(file, problem) from None
+    for name in (OPTIMIZER, SCHEDULER):
+        if name not in manifest.files:
+            raise _damaged(file, f"names no {name}")
+    if not any(name.startswith(f"{ADAPTER}/") for name in manifest.files):
+        raise _damaged(file, "names no file of an adapter")
+    return manifest
+
+
+def _parse_scheduler(file: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict):
+        raise _damaged(file, "holds no scheduler's state")
+    return cast(dict[str, Any], state)
 
 
 def _verify_file(file: Path, entry: FileEntry) -> None:

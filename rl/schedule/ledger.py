@@ -45,11 +45,15 @@ class VersionLedger:
         return tuple(sorted(i for i in self._live if version in self._proven[i]))
 
     def begin(self, version: int) -> tuple[int, ...]:
-        """Start publishing; returns the replicas that must load it."""
-        if self._begun is not None and version <= self._begun:
-            raise StalenessViolation(f"version {version} was already begun", "ledger")
-        if self._begun != self._current:
-            raise StalenessViolation(f"version {self._begun} is still being published", "ledger")
+        """Start publishing; returns the replicas that must load it.
+
+        A version that no replica could load may be begun again.
+        """
+        unfinished = self._begun if self._begun != self._current else None
+        if unfinished is not None and version != unfinished:
+            raise StalenessViolation(f"version {unfinished} is still being published", "ledger")
+        if self._current is not None and version <= self._current:
+            raise StalenessViolation(f"version {version} was already published", "ledger")
         self._begun = version
         return self.live
 

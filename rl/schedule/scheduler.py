@@ -37,13 +37,11 @@ class Frontier(TypedDict):
     """What a checkpoint keeps of a scheduler: ready for JSON.
 
     Keys:
-        incarnation: how often the campaign had been resumed.
         updates_done: updates that are finished.
         next_draw: first draw that has never been admitted.
         redraw: draws that were admitted and not trained on.
     """
 
-    incarnation: int
     updates_done: int
     next_draw: int
     redraw: list[int]
@@ -78,8 +76,8 @@ class Scheduler:
         order: the order of tasks.
         slots: episodes that may run at once.
         replicas: number of replicas.
-        incarnation: how often the campaign was resumed; part of group ids, so
-            that a redrawn group never reuses an id.
+        incarnation: how many drivers the campaign had before; part of group ids,
+            so that a redrawn group never reuses an id.
         updates_done: updates that a checkpoint has already made.
         next_draw: first draw that has never been admitted.
         redraw: draws that were admitted before and not trained on.
@@ -124,6 +122,7 @@ class Scheduler:
         *,
         slots: int,
         replicas: int,
+        incarnation: int,
     ) -> Scheduler:
         """A scheduler that goes on where a checkpoint's `frontier` left off."""
         return cls(
@@ -131,7 +130,7 @@ class Scheduler:
             order,
             slots=slots,
             replicas=replicas,
-            incarnation=frontier["incarnation"] + 1,
+            incarnation=incarnation,
             updates_done=frontier["updates_done"],
             next_draw=frontier["next_draw"],
             redraw=tuple(frontier["redraw"]),
@@ -233,7 +232,6 @@ class Scheduler:
         untrained = [*self._groups.values(), *self._in_training]
         redraw = sorted({*self._redraw, *(group.draw for group in untrained)})
         return {
-            "incarnation": self._incarnation,
             "updates_done": self._finished,
             "next_draw": self._next_draw,
             "redraw": redraw,

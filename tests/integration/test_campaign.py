@@ -74,7 +74,7 @@ def test_two_updates_with_real_engines_end_in_an_audited_report(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stage", ["gates", "start", "train", "heldout"])
+@pytest.mark.parametrize("stage", ["gates", "start", "first batch", "train", "heldout"])
 def test_an_interrupt_at_any_stage_stops_in_seconds_and_can_be_continued(
     stage: str, model_dir: Path, tmp_path: Path
 ) -> None:
@@ -105,6 +105,8 @@ def test_an_interrupt_at_any_stage_stops_in_seconds_and_can_be_continued(
         assert first.poll() is None, log.read_text(encoding="utf-8")
         rows = events(campaign)
         stages = [row["fields"].get("stage") for row in rows]
+        if stage == "first batch":  # before any checkpoint
+            return any(row["kind"] == "dispatch" for row in rows)
         if stage == "train":
             return any(row["kind"] == "checkpoint" for row in rows)
         if stage == "heldout":

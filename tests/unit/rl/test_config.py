@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from rl.config import CampaignConfig
-from rl.config_file import describe, load_config, parse_config
-from rl.errors import ConfigurationError
+from rl.config_file import describe, load_config, parse_config, read_toml
+from rl.errors import ConfigurationError, TaskPackageError
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("*.toml"))
@@ -265,6 +265,103 @@ def test_unreadable_file_is_one_message(tmp_path: Path, content: bytes | None, w
 def test_directory_as_file_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        ("a = " + "[" * 5000, "nested too deeply"),
+        ("a = " + "9" * 5000, "an integer is too long"),
+        ("a = 0x" + "f" * 5000, "'a': an integer beyond 64 bits"),
+        ("[t]\na = [{b = 99999999999999999999}]", "'t.a.b': an integer beyond 64 bits"),
+        ("name = ", "not valid TOML"),
+        (b"\xff\xfe", "no UTF-8 text"),
+    ],
+)
+@pytest.mark.parametrize("refusal", [ConfigurationError, TaskPackageError])
+def test_toml_that_cannot_be_read_is_one_message_with_a_remedy(
+    tmp_path: Path, refusal: type[ConfigurationError], content: str | bytes, wanted: str
+) -> None:
+    path = tmp_path / "campaign.toml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(refusal, match=wanted) as caught:
+        read_toml(path, refusal)
+    assert type(caught.value) is refusal
+    assert caught.value.where == str(path) and caught.value.remedy
+    assert len(str(caught.value)) < 500
+
+
+FLOATS = [
+    "agent.temperature",
+    "sandbox.cpus",
+    "engine.probe_tolerance",
+    "trainer.lora.alpha",
+    "trainer.optimizer.lr",
+    "trainer.optimizer.eps",
+    "trainer.optimizer.weight_decay",
+    "trainer.optimizer.clip_norm",
+    "trainer.loss.clip_low",
+    "trainer.loss.clip_high",
+    "trainer.loss.kl_weight",
+    "resources.trainer_gpus",
+    "limits.stall_s",
+    "episodes.deadline_s",
+]
+
+
+@pytest.mark.parametrize("key", FLOATS)
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0, True, "1", 10**400])
+def test_a_float_is_a_finite_number(key: str, value: object) -> None:
+    error = refusal(with_value(key, value))
+    assert f"'{key}'" in error.what
+    assert len(error.what) < 300
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.optimizer.betas", [0.9, 1.0]),
+        ("trainer.optimizer.betas", [-0.1, 0.9]),
+        ("trainer.optimizer.betas", [float("nan"), 0.9]),
+        ("trainer.optimizer.lr", 1.5),
+        ("agent.temperature", 2.5),
+        ("trainer.loss.clip_low", 1.5),
+        ("limits.stall_s", 1e9),
+        ("trainer.gradient_checkpointing", 1),
+        ("model.name", "a\udcffb"),
+        ("agent.system_prompt", "\ud800"),
+        ("tasks.path", "a\0b"),
+        ("engine.extra_args", ["--x", "\udcff"]),
+        ("tasks.families", ["rm", "mv", "rm"]),
+    ],
+)
+def test_a_value_out_of_range_is_refused(key: str, value: object) -> None:
+    error = refusal(with_value(key, value))
+    assert f"'{key.removesuffix('.families')}" in error.what
+    str(error.remedy).encode()
+
+
+@pytest.mark.parametrize(
+    "key", ["seed", "tasks.seed", "schedule.updates", "schedule.max_staleness"]
+)
+@pytest.mark.parametrize("value", [True, -1, 2**31, 1.0, "1", pytest.param(1 << 20_000, id="huge")])
+def test_an_integer_is_an_integer_of_31_bits(key: str, value: object) -> None:
+    error = refusal(with_value(key, value))
+    assert f"'{key}'" in error.what
+    assert len(error.what) < 300
+
+
+@pytest.mark.parametrize("key", ["seed", "tasks.seed"])
+def test_the_greatest_seed_is_accepted(key: str) -> None:
+    parse_config(with_value(key, 2**31 - 1), where="campaign.toml")
+
+
+@pytest.mark.parametrize("key", [key for key, _ in describe() if ".examples." not in key])
+def test_no_key_takes_a_number_beyond_all_bounds(key: str) -> None:
+    for value in (float("inf"), float("nan"), 2**70):
+        assert f"'{key}'" in refusal(with_value(key, value)).what
+    if key != "trainer.gradient_checkpointing":  # the one switch
+        assert f"'{key}'" in refusal(with_value(key, True)).what
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -106,14 +109,37 @@ def test_full_disk_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert "-> free some disk space" in message
 
 
-def test_unexpected_errors_keep_their_traceback() -> None:
+@pytest.mark.parametrize(
+    ("number", "filename", "wanted"),
+    [
+        (errno.EACCES, "/secret", "error: /secret: permission denied\n  -> check that"),
+        (errno.EISDIR, b"/a/folder", "error: /a/folder: is a directory\n  -> check that"),
+        (errno.ENOENT, "/\udcff", "error: /\\udcff: no such file or directory\n  -> check"),
+    ],
+)
+def test_os_error_that_names_a_file_is_one_message(
+    number: int, filename: str | bytes, wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(argv: list[str]) -> int:
+        raise OSError(number, os.strerror(number), filename)
+
+    assert exit_code(main) == 2
+    assert capsys.readouterr().err.startswith(wanted)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(errno.EIO, "no file is named")])
+def test_unexpected_errors_keep_their_traceback(error: Exception) -> None:
     def bug(argv: list[str]) -> int:
-        raise ZeroDivisionError
+        raise error
 
-    def other_os_error(argv: list[str]) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied", "/secret")
-
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(type(error)):
         run_command(bug, [])
-    with pytest.raises(PermissionError):
-        run_command(other_os_error, [])
+
+
+def test_a_path_that_is_no_text_can_be_printed() -> None:
+    code = "from rl.errors import run_command; run_command(lambda argv: print('/\\udcff') or 0, [])"
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, env=environment, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"/\\udcff\n")

@@ -13,8 +13,10 @@ import pytest
 from rl import prepare
 from rl.config import ModelConfig, TasksConfig
 from rl.errors import ConfigurationError, InfrastructureError, TaskPackageError
-from rl.prepare import apportion, prepare_model, prepare_tasks, split
+from rl.prepare import prepare_model, prepare_tasks
 from rl.records import TaskRef
+from rl.split import apportion, split
+from sandboxes.bank import write_bank
 
 DIGEST = "a" * 64
 
@@ -143,6 +145,34 @@ def test_hub_out_of_reach_names_cache_and_remedy(
     assert "hf download some/model" in caught.value.remedy
 
 
+@pytest.mark.parametrize("name", ["a b/c/d", "../x", "a" * 100, "x--y"])
+def test_a_name_that_no_repository_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    config = ModelConfig(source="hub", name=name, revision="c" * 40)
+    with pytest.raises(ConfigurationError, match="no repositories of such a name") as caught:
+        prepare_model(config, tmp_path)
+    assert caught.value.where == name and "model.name" in caught.value.remedy
+
+
+def test_the_home_of_an_unknown_user_is_refused(tmp_path: Path) -> None:
+    path = "~no-such-user/x"
+    tasks = TasksConfig(source="path", path=path, train=1, heldout=1)
+    for key, attempt in (
+        ("model.path", lambda: prepare_model(local_model(Path(path)), tmp_path)),
+        ("tasks.path", lambda: prepare_tasks(tasks, tmp_path)),
+    ):
+        with pytest.raises(ConfigurationError, match="no home directory") as caught:
+            attempt()
+        assert caught.value.where == path and key in caught.value.remedy
+
+
+@pytest.mark.parametrize("index", ["[" * 100_000, '{"weight_map": {"a": 5}}', "[]", '"x"'])
+def test_an_odd_index_of_shards_is_refused(tmp_path: Path, index: str) -> None:
+    directory = model_directory(tmp_path / "tiny")
+    (directory / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"index of shards|5 is missing"):
+        prepare_model(local_model(directory), tmp_path)
+
+
 # --- tasks -------------------------------------------------------------------
 
 
@@ -201,6 +231,16 @@ def test_changed_embedded_task_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="have changed") as caught:
         prepare_tasks(config, tmp_path)
     assert "rm -r" in caught.value.remedy
+
+
+def test_package_linked_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    package = write_bank(tmp_path / "bank", ["rm"], 1, seed=0)[0]
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "linked").symlink_to(package)
+    config = TasksConfig(source="path", path=str(tmp_path / "tasks"), train=1, heldout=1)
+    with pytest.raises(TaskPackageError, match="leaves the folder") as caught:
+        prepare_tasks(config, tmp_path)
+    assert caught.value.where == str(package) and caught.value.remedy
 
 
 def test_missing_or_empty_folder_of_tasks_is_refused(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,58 @@ def test_key_that_would_be_ignored_is_refused_by_name(
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["0", "-1", "inf", "nan"])
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("verifier", "timeout_sec"),
+        ("agent", "timeout_sec"),
+        ("environment", "cpus"),
+        ("environment", "memory_mb"),
+        ("environment", "storage_mb"),
+    ],
+)
+def test_limit_that_leaves_nothing_is_refused_by_name(
+    package_dir: Path, table: str, key: str, value: str
+) -> None:
+    path = package_dir / "task.toml"
+    data = tomllib.loads(path.read_text())
+    old = data.get(table, {}).get(key)
+    text = path.read_text()
+    if old is not None:
+        at = text.index(f"[{table}]")
+        text = text[:at] + re.sub(rf"(?m)^{key} = .*\n", "", text[at:], count=1)
+    path.write_text(text.replace(f"[{table}]\n", f"[{table}]\n{key} = {value}\n"))
+    with pytest.raises(TaskPackageError) as caught:
+        load_package(package_dir)
+    assert f"'{table}.{key}" in caught.value.what
+    assert caught.value.where == str(path) and caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a = " + "[" * 5000, "nested too deeply"),
+        ("a = " + "9" * 5000, "an integer is too long"),
+        ("[metadata]\nfamily = 0x" + "f" * 5000, "beyond 64 bits"),
+    ],
+)
+def test_toml_beyond_reading_is_refused(package_dir: Path, text: str, wanted: str) -> None:
+    path = package_dir / "task.toml"
+    path.write_text(f"{text}\n")
+    with pytest.raises(TaskPackageError, match=wanted) as caught:
+        load_package(package_dir)
+    assert caught.value.where == str(path) and caught.value.remedy
+
+
+def test_size_beyond_any_number_is_refused(package_dir: Path) -> None:
+    path = package_dir / "task.toml"
+    path.write_text(path.read_text().replace("memory_mb = 128", 'memory = "1e999G"'))
+    with pytest.raises(TaskPackageError) as caught:
+        load_package(package_dir)
+    assert caught.value.remedy
+
+
 def test_old_size_as_text_is_accepted(package_dir: Path) -> None:
     path = package_dir / "task.toml"
     path.write_text(path.read_text().replace("memory_mb = 128", 'memory = "2G"'))
@@ -89,8 +144,49 @@ def test_steps_are_refused(package_dir: Path) -> None:
 
 def test_link_that_leaves_the_package_is_refused(package_dir: Path) -> None:
     (package_dir / "environment" / "files" / "secret").symlink_to("/etc/passwd")
-    with pytest.raises(TaskPackageError, match="symlink leaves"):
+    with pytest.raises(TaskPackageError, match="symlink leaves") as caught:
         load_package(package_dir)
+    assert caught.value.where.endswith("files/secret") and caught.value.remedy
+
+
+@pytest.mark.parametrize("content", [b"\xff\n", None])
+def test_gitignore_that_cannot_be_read_is_refused(package_dir: Path, content: bytes | None) -> None:
+    path = package_dir / ".gitignore"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(TaskPackageError, match="can't be pinned") as caught:
+        load_package(package_dir)
+    assert caught.value.where == str(package_dir) and ".gitignore" in caught.value.remedy
+
+
+def test_link_in_a_circle_is_refused(package_dir: Path) -> None:
+    (package_dir / "tests" / "loop").symlink_to("loop")
+    with pytest.raises(TaskPackageError, match="a symlink loop") as caught:
+        load_package(package_dir)
+    assert caught.value.where.endswith("tests/loop") and caught.value.remedy
+
+
+def test_package_that_is_a_link_in_a_circle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(TaskPackageError, match=r"has no task\.toml"):
+        load_package(tmp_path / "loop")
+
+
+@pytest.mark.parametrize("place", [b"tests/a\xff.sh", b"a\xff"])
+def test_name_that_is_no_text_is_refused(package_dir: Path, place: bytes) -> None:
+    file = os.path.join(os.fsencode(package_dir), place)
+    with open(file, "w"):
+        pass
+    with pytest.raises(TaskPackageError, match="name is not UTF-8") as caught:
+        load_package(package_dir)
+    assert caught.value.where.endswith(place.decode(errors="backslashreplace"))
+    str(caught.value).encode()
+
+
+def test_package_whose_name_is_no_text_is_refused(package_dir: Path) -> None:
+    renamed = package_dir.rename(package_dir.with_name("p\udcff"))
+    with pytest.raises(TaskPackageError, match="name is not UTF-8") as caught:
+        load_folder(renamed.parent)
+    assert caught.value.where.endswith("p\\xff")
 
 
 def test_one_changed_byte_breaks_the_pin(package_dir: Path) -> None:
@@ -102,10 +198,10 @@ def test_one_changed_byte_breaks_the_pin(package_dir: Path) -> None:
 
 
 def test_folder_without_packages_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TaskPackageError, match="holds no task package"):
-        load_folder(tmp_path)
-    with pytest.raises(TaskPackageError, match="no such folder"):
-        load_folder(tmp_path / "absent")
+    for path, wanted in ((tmp_path, "holds no task package"), (tmp_path / "a", "no such folder")):
+        with pytest.raises(TaskPackageError, match=wanted) as caught:
+            load_folder(path)
+        assert caught.value.where == str(path) and "task.toml" in caught.value.remedy
 
 
 def test_import_is_light() -> None:

@@ -136,9 +136,12 @@ def build(
         now=START,
     )  # fmt: skip
     gates = [
-        GateResult(task_name=t.name, digest=t.digest, passed=True, oracle_reward=1.0, seconds=0.9)
+        GateResult(
+            task_name=t.name, digest=t.digest, passed=True,
+            oracle_reward=1.0, nothing_reward=0.0, seconds=0.9,
+        )
         for t in [*train, *heldout]
-    ]
+    ]  # fmt: skip
     directory.write_gates(Gates(gates=gates))
     clock = iter(START + 7.0 * step for step in range(100_000))
     events = EventLog(directory.events, clock=lambda: next(clock))
@@ -220,20 +223,19 @@ def _evaluate(
 ) -> None:
     events.stage("heldout")
     final = config.schedule.updates
-    pins: list[ArmPin] = []
-    for arm, version in (("base", 0), (f"step{final}", final)):
-        folder = directory.checkpoints / f"adapter-{version}"
-        folder.mkdir()
-        (folder / "adapter_model.safetensors").write_bytes(f"weights {version}".encode())
-        pins.append(
-            ArmPin(
-                arm=arm,
-                version=version,
-                adapter_sha256=hashlib.sha256(f"adapter {version}".encode()).hexdigest(),
-                directory=f"checkpoints/adapter-{version}",
-                files=sha256_files(folder),
-            )
-        )
+    folder = directory.checkpoints / f"adapter-{final}"
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(f"weights {final}".encode())
+    pins = [
+        ArmPin(arm="base", version=0, adapter_sha256=None),
+        ArmPin(
+            arm=f"step{final}",
+            version=final,
+            adapter_sha256=hashlib.sha256(f"adapter {final}".encode()).hexdigest(),
+            directory=f"checkpoints/adapter-{final}",
+            files=sha256_files(folder),
+        ),
+    ]
     directory.write_arms(Arms(arms=pins))
     draws = random.Random(5)
     with TraceWriter(directory.heldout_trace) as trace:
@@ -246,6 +248,6 @@ def _evaluate(
                     trace.append(
                         episode(
                             attempt_id, f"{pin.arm}-{of.name}", of, pin.version,
-                            arm=pin.arm, reward=reward,
+                            arm=pin.arm, reward=reward, adapter_sha256=pin.adapter_sha256,
                         )
                     )  # fmt: skip

@@ -182,6 +182,43 @@ def arms_gone(c: CampaignDir) -> None:
     c.arms.unlink()
 
 
+def foreign_adapter(c: CampaignDir) -> None:
+    edit_trace(c.heldout_trace, lambda rows: rows[-1].update(adapter_sha256="0" * 64))
+
+
+def adapter_of_base(c: CampaignDir) -> None:
+    edit_json(c.arms, lambda arms: arms["arms"][0].update(adapter_sha256="0" * 64))
+
+
+def edit_gate(**fields: Any) -> Callable[[CampaignDir], None]:
+    return lambda c: edit_json(c.gates, lambda gates: gates["gates"][0].update(fields))
+
+
+def gates_gone(c: CampaignDir) -> None:
+    c.gates.unlink()
+
+
+def gates_torn(c: CampaignDir) -> None:
+    c.gates.write_bytes(c.gates.read_bytes()[:-9])
+
+
+def folder_instead_of(name: str) -> Callable[[CampaignDir], None]:
+    def corrupt(c: CampaignDir) -> None:
+        path = c.root / name
+        path.unlink()
+        path.mkdir()
+
+    return corrupt
+
+
+def overflowing_rewards(c: CampaignDir) -> None:
+    def change(rows: Rows) -> None:
+        for row in rows[:12]:
+            row["reward"] = 1.7e308
+
+    edit_trace(c.train_trace, change)
+
+
 def torn(c: CampaignDir) -> None:
     c.train_trace.write_bytes(c.train_trace.read_bytes()[:-9])
 
@@ -252,6 +289,26 @@ CORRUPTIONS: list[tuple[str, Callable[[CampaignDir], None], str]] = [
     ("damaged-trace", flipped_byte, "heldout.jsonl.zst at byte 0"),
     ("damaged-metrics", torn_metrics, "metrics.jsonl:6"),
     ("lost-attempt", lost, "attempt never-seen"),
+    ("arm-adapter", foreign_adapter, "attempt step6-move-held-05-a3"),
+    ("arm-adapter", on_heldout(-1, adapter_sha256=None), "attempt step6-move-held-05-a3"),
+    ("arm-adapter", on_heldout(0, adapter_sha256="0" * 64), "attempt base-mkdir-held-00-a0"),
+    ("arm-adapter", adapter_of_base, "arm base"),
+    ("ungated-task", edit_gate(digest="0" * 64), "task mkdir-train-00"),
+    ("failed-gate", edit_gate(passed=False), "task mkdir-train-00"),
+    ("failed-gate", edit_gate(oracle_reward=0.5), "task mkdir-train-00"),
+    ("failed-gate", edit_gate(nothing_reward=1.0), "task mkdir-train-00"),
+    ("failed-gate", edit_gate(nothing_reward=None), "task mkdir-train-00"),
+    ("missing-gates", gates_gone, "gates.json"),
+    ("damaged-gates", gates_torn, "gates.json"),
+    ("damaged-gates", folder_instead_of("gates.json"), "gates.json"),
+    ("damaged-events", folder_instead_of("events.jsonl"), "events.jsonl"),
+    ("damaged-arms", folder_instead_of("arms.json"), "arms.json"),
+    ("damaged-metrics", folder_instead_of("metrics.jsonl"), "metrics.jsonl"),
+    ("damaged-updates", folder_instead_of("updates.jsonl"), "updates.jsonl"),
+    ("damaged-trace", folder_instead_of("traces/train.jsonl.zst"), "train.jsonl.zst"),
+    ("damaged-trace", folder_instead_of("traces/heldout.jsonl.zst"), "heldout.jsonl.zst"),
+    ("summary-unreadable", folder_instead_of("summary.json"), "summary.json"),
+    ("metrics-differ", overflowing_rewards, "metrics.jsonl update 1"),
     ("summary-differs", heldout_reward, "summary.json"),
     ("invalid-record", on_train(0, surprise=1), "attempt g00000.0-a0"),
 ]

@@ -1,5 +1,7 @@
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,16 +37,53 @@ def test_run_ids_carry_name_and_time() -> None:
 
 
 def test_an_occupied_run_id_is_refused_with_both_ways_out(tmp_path: Path) -> None:
-    layout.create("run-1", tmp_path)
-    with pytest.raises(ConfigurationError, match="is taken") as caught:
+    frozen(tmp_path)
+    with pytest.raises(ConfigurationError, match="is taken by a campaign of 20") as caught:
         layout.create("run-1", tmp_path)
     assert "--resume" in caught.value.remedy and "--run-id" in caught.value.remedy
 
 
-@pytest.mark.parametrize("run_id", ["../x", "", "a/b", ".hidden"])
-def test_a_run_id_is_a_plain_name(tmp_path: Path, run_id: str) -> None:
-    with pytest.raises(ConfigurationError, match="can't be a run id"):
-        layout.create(run_id, tmp_path)
+def test_an_occupied_run_id_that_was_not_frozen_cannot_be_continued(tmp_path: Path) -> None:
+    layout.create("run-1", tmp_path)
+    with pytest.raises(ConfigurationError, match="was not frozen") as caught:
+        layout.create("run-1", tmp_path)
+    assert "--resume" not in caught.value.remedy
+    assert "--run-id" in caught.value.remedy and "remove the directory" in caught.value.remedy
+
+
+@pytest.mark.parametrize("run_id", ["../x", "", "a/b", ".hidden", "nl\n", "x" * 101, "\udcff"])
+@pytest.mark.parametrize("use", [layout.create, layout.open_existing])
+def test_a_run_id_is_a_plain_name(tmp_path: Path, run_id: str, use: Any) -> None:
+    with pytest.raises(ConfigurationError, match="can't be a run id") as caught:
+        use(run_id, tmp_path)
+    assert caught.value.where == "run id" and caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "wanted"),
+    [
+        (lambda path: path.mkdir(), "cannot be read: is a directory"),
+        (lambda path: path.write_text("{"), "not a valid record"),
+        (lambda path: path.write_text("[" * 100_000), "not a valid record"),
+        (lambda path: None, "stopped before it was frozen"),
+    ],
+)
+def test_an_unreadable_frozen_json_is_one_message(
+    tmp_path: Path, damage: Callable[[Path], object], wanted: str
+) -> None:
+    directory = layout.create("run-1", tmp_path)
+    damage(directory.frozen)
+    with pytest.raises(EvidenceError, match=wanted) as caught:
+        load_frozen(directory)
+    assert caught.value.where == str(directory.frozen) and caught.value.remedy
+
+
+def test_a_git_that_fails_is_named_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / ".git").write_text("gitdir: /nowhere")
+    with pytest.raises(EvidenceError, match="git rev-parse failed") as caught:
+        pin_code(tmp_path)
+    assert f"git -C {tmp_path} rev-parse HEAD" in caught.value.remedy
 
 
 def test_an_unknown_run_names_the_newest_ones(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rl import report as command
+from rl.errors import EvidenceError
 from rl.evidence import charts
 from rl.evidence.layout import CampaignDir
 from rl.evidence.report import duration, visible, write_report
@@ -132,6 +134,53 @@ def test_the_command_writes_where_it_is_told(
     assert command.main([str(directory.root), "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
     assert out.read_text().startswith("<!doctype html>")
+
+
+DAMAGE: list[tuple[str, str, object]] = [
+    ("metrics.jsonl", "reward_mean", 1e308),
+    ("metrics.jsonl", "reward_mean", float("nan")),
+    ("metrics.jsonl", "reward_std", float("inf")),
+    ("metrics.jsonl", "seconds", -1e308),
+    ("metrics.jsonl", "episodes", 10**400),
+    ("metrics.jsonl", "staleness", {"0": 10**400}),
+    ("events.jsonl", "time", 1e308),
+    ("events.jsonl", "fields", {"stage": "x", "seconds": -(10**400)}),
+    ("frozen.json", "created_at", 1e300),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    DAMAGE,
+    ids=[f"{row[0]}-{row[1]}-{at}" for at, row in enumerate(DAMAGE)],
+)
+def test_a_number_beyond_measure_is_one_message(
+    tmp_path: Path, name: str, key: str, value: object
+) -> None:
+    directory = build(tmp_path)
+    before = write_report(directory).read_bytes()
+    path = directory.root / name
+    first, newline, rest = path.read_text().partition("\n")
+    text = path.read_text() if name == "frozen.json" else first
+    row = json.dumps({**json.loads(text), key: value})
+    path.write_text(row if name == "frozen.json" else f"{row}{newline}{rest}")
+    with pytest.raises(EvidenceError, match="nothing can have measured") as caught:
+        command.main([str(directory.root)])
+    assert name in caught.value.where and caught.value.remedy
+    assert directory.report.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["events.jsonl", "metrics.jsonl", "traces/train.jsonl.zst", "arms.json", "gates.json"],
+)
+def test_a_folder_in_place_of_a_file_is_one_message(tmp_path: Path, name: str) -> None:
+    directory = build(tmp_path)
+    (directory.root / name).unlink()
+    (directory.root / name).mkdir()
+    with pytest.raises(EvidenceError, match="cannot be read: is a directory") as caught:
+        command.main([str(directory.root)])
+    assert caught.value.where.endswith(name) and caught.value.remedy
 
 
 def test_visible_shows_what_browsers_would_hide() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 
 from rl.errors import EvidenceError
 from rl.learner import durable
-from rl.learner.checkpoint import latest, load, prune, save_checkpoint, verify
+from rl.learner.checkpoint import latest, load, prune, read_scheduler, save_checkpoint, verify
 from rl.learner.state import LearnerState, files_sha256
 from rl.records import AdapterBytes, Probe
 
@@ -223,3 +225,43 @@ def test_prune_keeps_the_named_and_the_newest(tmp_path):
     assert [path.name for path in removed] == ["update-0001", "update-0003", "update-0004"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["update-0002", "update-0005"]
     assert prune(tmp_path, {2}) == []
+
+
+@pytest.mark.parametrize("name", ["scheduler.json", "optimizer.pt", "adapter/"])
+def test_a_manifest_that_lacks_a_part_is_damaged(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 1)
+    path = save(tmp_path, 2)
+    manifest = json.loads((path / "manifest.json").read_text())
+    for file in [file for file in manifest["files"] if file.startswith(name)]:
+        del manifest["files"][file]
+        (path / file).unlink()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    for read in (read_scheduler, load, verify):
+        with pytest.raises(EvidenceError, match="names no") as caught:
+            read(path)
+        assert caught.value.where.endswith("manifest.json") and caught.value.remedy
+    newest = latest(tmp_path)
+    assert newest is not None and newest.name == "update-0001"
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b"\xff", b"[" * 100_000])
+def test_a_scheduler_that_is_none_is_damaged_whatever_its_digest(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = save(tmp_path, 1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    digest = hashlib.sha256(content).hexdigest()
+    manifest["files"]["scheduler.json"].update(bytes=len(content), sha256=digest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "scheduler.json").write_bytes(content)
+    for read in (read_scheduler, load):
+        with pytest.raises(EvidenceError, match="no scheduler's state"):
+            read(path)
+
+
+def test_a_manifest_that_is_a_folder_is_damaged(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (path / "manifest.json").unlink()
+    (path / "manifest.json").mkdir()
+    with pytest.raises(EvidenceError, match="Is a directory"):
+        read_scheduler(path)

@@ -58,7 +58,7 @@ def test_no_version_becomes_current_without_a_live_replica() -> None:
 def test_versions_only_go_forward_one_at_a_time() -> None:
     ledger = VersionLedger(1)
     published(ledger, 3)
-    with pytest.raises(StalenessViolation, match="already begun"):
+    with pytest.raises(StalenessViolation, match="already published"):
         ledger.begin(3)
     ledger.begin(4)
     with pytest.raises(StalenessViolation, match="still being published"):

@@ -276,7 +276,9 @@ def test_a_resumed_scheduler_draws_what_was_not_trained_and_skips_nothing() -> N
     assert set(frontier["redraw"]) == drawn - trained_draws
 
     config = ScheduleConfig(updates=4, batch_size=4, group_size=2)
-    resumed = Scheduler.resumed(config, TaskOrder(FAMILIES, 0), frontier, slots=100, replicas=2)
+    resumed = Scheduler.resumed(
+        config, TaskOrder(FAMILIES, 0), frontier, slots=100, replicas=2, incarnation=1
+    )
     resumed.version_current(1, [0, 1])
     groups = {c.group_id for c in resumed.poll() if isinstance(c, Dispatch)}
     assert {int(group[1:6]) for group in groups} >= set(frontier["redraw"])

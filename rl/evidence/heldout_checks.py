@@ -1,0 +1,128 @@
+"""The claims about the held-out evaluation, each derived again by one function.
+
+Invariants: those of `rl.evidence.checks`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rl.evidence.material import Material
+from rl.evidence.rows import BASE_ARM, ArmPin, Finding
+from rl.files import sha256_files
+
+
+def check_heldout(material: Material) -> Iterator[Finding]:
+    """Each arm has exactly the configured graded attempts at each task, on its weights."""
+    if material.config is None:
+        return
+    if material.arms is None:
+        yield Finding(
+            code="missing-arms", where="arms.json", message="missing, or unreadable: see above"
+        )
+        return
+    versions = {pin.arm: pin.version for pin in material.arms.arms}
+    counts: Counter[tuple[str, str]] = Counter()
+    masked: Counter[tuple[str, str]] = Counter()
+    for record in material.heldout:
+        cell = (record.arm or "(none)", record.task_name)
+        counts[cell] += record.outcome == "graded"
+        masked[cell] += record.outcome != "graded"
+        if record.arm not in versions:
+            message = f"belongs to arm {record.arm}, which arms.json does not know"
+            yield Finding(code="unknown-arm", where=f"attempt {record.attempt_id}", message=message)
+        elif record.version != versions[record.arm]:
+            yield Finding(
+                code="arm-version",
+                where=f"attempt {record.attempt_id}",
+                message=f"ran version {record.version}; arm {record.arm} is "
+                f"version {versions[record.arm]}",
+            )
+    wanted = material.config.heldout.attempts
+    for arm in versions:
+        for task in material.evaluated:
+            cell = (arm, task.name)
+            if counts[cell] != wanted:
+                yield Finding(
+                    code="heldout-count",
+                    where=f"arm {arm} task {task.name}",
+                    message=f"has {counts[cell]} graded attempts, not {wanted}"
+                    f" ({masked[cell]} masked or cancelled)",
+                )
+
+
+def check_arms(material: Material) -> Iterator[Finding]:
+    """Base has no adapter, and each graded attempt ran on the adapter of its arm."""
+    if material.arms is None:
+        return
+    pins = {pin.arm: pin.adapter_sha256 for pin in material.arms.arms}
+    base = pins[BASE_ARM]
+    if base is not None:
+        yield Finding(
+            code="arm-adapter",
+            where=f"arm {BASE_ARM}",
+            message=f"is pinned to adapter {base[:16]}; the base model has none",
+        )
+    for record in material.heldout:
+        if record.outcome != "graded" or record.arm not in pins:
+            continue
+        pinned = pins[record.arm]
+        if record.adapter_sha256 != pinned:
+            yield Finding(
+                code="arm-adapter",
+                where=f"attempt {record.attempt_id}",
+                message=f"ran on adapter {(record.adapter_sha256 or 'none')[:16]}; "
+                f"arm {record.arm} is pinned to {(pinned or 'none')[:16]}",
+            )
+
+
+def check_adapters(material: Material) -> Iterator[Finding]:
+    """Each arm's adapter is the one that its update made, byte for byte."""
+    if material.arms is None:
+        return
+    made = {row.update: row.adapter_sha256 for row in material.updates}
+    for pin in material.arms.arms:
+        trained = made.get(pin.version)
+        if trained is not None and trained != pin.adapter_sha256:
+            yield Finding(
+                code="adapter-swapped",
+                where=f"arm {pin.arm}",
+                message=f"has adapter {(pin.adapter_sha256 or 'none')[:16]}; update {pin.version} "
+                f"made {trained[:16]}",
+            )
+        yield from _check_adapter_files(material, pin)
+    newest = max((row.update for row in material.updates), default=0)
+    if material.arms.final.version != newest:
+        yield Finding(
+            code="arm-version",
+            where=f"arm {material.arms.final.arm}",
+            message=f"is version {material.arms.final.version}; the last update made {newest}",
+        )
+
+
+def _check_adapter_files(material: Material, pin: ArmPin) -> Iterator[Finding]:
+    if pin.directory is None:
+        return
+    folder = material.directory.root / pin.directory
+    if not folder.is_dir():
+        yield Finding(
+            code="adapter-missing", where=f"arm {pin.arm}", message=f"{pin.directory} is gone"
+        )
+        return
+    try:
+        found = sha256_files(folder)
+    except OSError as error:
+        yield Finding(
+            code="adapter-unreadable",
+            where=f"arm {pin.arm}",
+            message=f"{pin.directory} can't be read: {error.strerror}",
+        )
+        return
+    for name in sorted(pin.files.keys() | found.keys()):
+        if pin.files.get(name) != found.get(name):
+            yield Finding(
+                code="adapter-swapped",
+                where=f"arm {pin.arm} file {pin.directory}/{name}",
+                message="is not what arms.json pins",
+            )

@@ -1,0 +1,38 @@
+"""What the checks of an audit work on.
+
+Invariant: it is read once and never changed; what could not be read is None or
+empty, and the reading has made a finding of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl.config import CampaignConfig
+from rl.evidence.events import Event
+from rl.evidence.frozen import Frozen
+from rl.evidence.layout import CampaignDir
+from rl.evidence.rows import Arms, Gates, UpdateRow
+from rl.records import EpisodeRecord, TaskRef, UpdateMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """All that could be read; episodes are without tokens and turns."""
+
+    directory: CampaignDir
+    frozen: Frozen
+    config: CampaignConfig | None
+    train: list[EpisodeRecord]
+    heldout: list[EpisodeRecord]
+    metrics: list[UpdateMetrics]
+    updates: list[UpdateRow]
+    events: list[Event]
+    arms: Arms | None
+    gates: Gates | None
+
+    @property
+    def evaluated(self) -> list[TaskRef]:
+        """The held-out tasks that the configuration evaluates."""
+        count = self.config.heldout_tasks if self.config else len(self.frozen.heldout)
+        return self.frozen.heldout[:count]
