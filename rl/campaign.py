@@ -38,7 +38,14 @@ from rl.records import TaskRef
 from rl.schedule.order import TaskOrder
 from rl.schedule.scheduler import Frontier, Scheduler
 from sandboxes.attempt import AttemptLimits
-from sandboxes.gates import GateResult, gate_all, load_report, require_gate, save_report
+from sandboxes.gates import (
+    GateResult,
+    gate_all,
+    load_report,
+    require_gate,
+    require_writable,
+    save_report,
+)
 from sandboxes.provider import SandboxProvider
 from sandboxes.tasks import TaskPackage, load_package
 
@@ -158,6 +165,7 @@ class Campaign:
         config = self.config
         tasks = [*self.tasks.train, *self.tasks.heldout[: config.heldout_tasks]]
         self._stage("gates", f"{len(tasks)} tasks: solution scores 1, doing nothing scores 0")
+        require_writable(self.gate_report)
         packages = await asyncio.to_thread(self._packages, tasks)
         report = load_report(self.gate_report)
         known = {package.digest for package in packages} & set(report.results)

@@ -130,7 +130,8 @@ def _refuse_with_resume(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> int:
     """Validate everything that can be validated without starting anything."""
     from rl.plan import plan, plan_lines
-    from rl.prepare import prepare_tasks
+    from rl.prepare import check_model, prepare_tasks
+    from sandboxes.provider import SandboxProvider
 
     if options.resume is not None:
         raise ConfigurationError(
@@ -139,6 +140,8 @@ def _plan(options: argparse.Namespace) -> int:
             "leave one of them out",
         )
     config = _config(options)
+    SandboxProvider(config.sandbox).preflight()
+    model = check_model(config.model)
     tasks = prepare_tasks(config.tasks, options.state)
     if options.json:
         print(json.dumps(plan(config), indent=2))
@@ -146,8 +149,9 @@ def _plan(options: argparse.Namespace) -> int:
     for line in plan_lines(config):
         print(line)
     print(
-        f"validated: configuration {options.config}; {len(tasks.train)} training and "
-        f"{len(tasks.heldout)} held-out task packages in {tasks.root}, disjoint by digest. "
+        f"validated: configuration {options.config}; model: {model}; "
+        f"{len(tasks.train)} training and {len(tasks.heldout)} held-out task packages in "
+        f"{tasks.root}, disjoint by digest. "
         "Nothing was started."
     )
     return EXIT_OK

@@ -108,6 +108,23 @@ def _expanded(path: str, key: str) -> Path:
         ) from None
 
 
+def check_model(config: ModelConfig) -> str:
+    """Check the pin as far as that needs no download and no conversion; says how far.
+
+    Raises:
+        ConfigurationError: the packaged file or the directory is not what is pinned.
+    """
+    if config.source == "packaged":
+        from rl.learner.convert import packaged_gguf  # torch-free
+
+        return f"{packaged_gguf(config.name, config.sha256 or '').name} has the pinned sha256"
+    if config.source == "path":
+        path = _expanded(config.path or "", "model.path")
+        require_model(path, "give model.path a Hugging Face model directory")
+        return "the directory is complete"
+    return f"pinned at commit {config.revision}; it is fetched when the campaign starts"
+
+
 def _packaged_model(config: ModelConfig, root: Path) -> tuple[Path, dict[str, str]]:
     digest = config.sha256 or ""
     out = root / "models" / f"{config.name}-{config.dtype}-{digest[:8]}"

@@ -133,6 +133,33 @@ def test_a_packaged_model_with_another_digest_is_refused(tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
+def test_a_plan_checks_the_model_and_the_tasks_and_leaves_no_campaign(tmp_path: Path) -> None:
+    done = final("--plan", "--state", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "has the pinned sha256" in done.stdout
+    assert "Nothing was started" in done.stdout
+    assert not (tmp_path / "campaigns").exists()
+    wrong = final("--plan", "--state", str(tmp_path), "--set", f"model.sha256={'0' * 64}")
+    assert wrong.returncode == 2
+    assert "sha256" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--resume", ""],
+        ["--resume", "x", "--seed", "0"],
+        ["--plan", "--resume", "x"],
+        ["--state", ""],
+        ["--set", "seed=1\nschedule.updates=2"],
+    ],
+)
+def test_nothing_that_was_asked_for_is_ignored(arguments: list[str]) -> None:
+    done = final(*arguments)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith("error: ")
+
+
 def test_describe_config_lists_every_key_with_its_meaning() -> None:
     done = final("--describe-config")
     assert done.returncode == 0
