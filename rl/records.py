@@ -214,6 +214,11 @@ class Probe(Record):
 
     token_ids: list[int]
     logprobs: list[float] = Field(description="of token_ids[1:], temperature 1, nats")
+    base_logprobs: list[float] = Field(
+        default_factory=list,
+        description="the same without the adapter; their difference is what it changes. "
+        "Empty: not known",
+    )
 
 
 class AdapterBytes(Record):

@@ -68,6 +68,7 @@ class Policy:
         self._decoder: Any = self._base.get_decoder()
         self._head: Any = self._base.get_output_embeddings()
         self._probe_ids = probe_token_ids(int(base.config.vocab_size))
+        self._probe_base: Probe | None = None
         if config.trainer.gradient_checkpointing:
             _checkpoint_gradients(self._base)
         self._check_head(model_dir)
@@ -96,13 +97,18 @@ class Policy:
     def probe(self) -> Probe:
         """Logprobs of the fixed probe tokens under base plus adapter, temperature 1."""
         return Probe(
-            token_ids=self._probe_ids, logprobs=token_logprobs(self._model, self._probe_ids)
+            token_ids=self._probe_ids,
+            logprobs=token_logprobs(self._model, self._probe_ids),
+            base_logprobs=self.probe_base().logprobs,
         )
 
     def probe_base(self) -> Probe:
-        """The same under the base alone."""
-        with self._model.disable_adapter():
-            return self.probe()
+        """The same under the base alone, which never changes."""
+        if self._probe_base is None:
+            with self._model.disable_adapter():
+                logprobs = token_logprobs(self._model, self._probe_ids)
+            self._probe_base = Probe(token_ids=self._probe_ids, logprobs=logprobs)
+        return self._probe_base
 
     def adapter_files(self) -> dict[str, bytes]:
         """The adapter as PEFT's own files."""

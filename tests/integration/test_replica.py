@@ -184,7 +184,7 @@ def test_adapter_without_effect_is_refused_as_the_base_model(bench: Bench) -> No
         version=7,
         files=adapter.files | {"adapter_model.safetensors": save(inert)},
         sha256=adapter.sha256,
-        probe=adapter.probe.model_copy(update={"logprobs": near}),
+        probe=adapter.probe.model_copy(update={"logprobs": near, "base_logprobs": base}),
     )
     with pytest.raises(EngineError, match="equals the base model's"):
         bench.run(bench.replica.load(void))

@@ -40,7 +40,11 @@ def make_adapter(model_dir: Path, scratch: Path, version: int, probe: list[int])
         version=version,
         files=files,
         sha256=files_digest(files),
-        probe=Probe(token_ids=probe, logprobs=logprobs(model, probe)),
+        probe=Probe(
+            token_ids=probe,
+            logprobs=logprobs(model, probe),
+            base_logprobs=logprobs(load_base(model_dir), probe),
+        ),
     )
 
 
