@@ -12,10 +12,30 @@ import time
 from actors.calls import call
 from actors.cluster import Cluster
 from rl.errors import ActorLostError, InfrastructureError
+from rl.evidence.recorder import Recorder
 from rl.records import AttemptSpec, EpisodeRecord, Failure
 
 # Beyond the episode's own deadline: stopping a sandbox and carrying the record.
 RETURN_GRACE_S = 60.0
+
+
+async def run_recorded(
+    cluster: Cluster, recorder: Recorder, spec: AttemptSpec, deadline_s: float
+) -> EpisodeRecord:
+    """Run `spec` on the freest worker; its terminal record is on disk on every way out.
+
+    Raises:
+        ActorLostError: the worker's process is lost again and again.
+    """
+    started = time.time()
+    recorder.dispatched(spec)
+    try:
+        record = await run_on_worker(cluster, spec, deadline_s)
+    except BaseException:
+        recorder.finished(EpisodeRecord.cancelled(spec, started))
+        raise
+    recorder.finished(record)
+    return record
 
 
 async def run_on_worker(cluster: Cluster, spec: AttemptSpec, deadline_s: float) -> EpisodeRecord:

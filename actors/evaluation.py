@@ -12,12 +12,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from actors.attempts import run_on_worker
+from actors.attempts import run_recorded
 from actors.calls import call, together
 from actors.cluster import Cluster
 from actors.episodes import attempt_seed
@@ -117,24 +116,14 @@ class HeldoutLoop:
                 spec = self._spec(replica, arm, task, self._launched[cell])
                 self._launched[cell] += 1
                 self._graded[cell] += 1  # claimed; given back below if it was not graded
-                record = await self._attempt(spec)
+                record = await run_recorded(
+                    self.cluster, self.recorder, spec, self.config.episodes.deadline_s
+                )
                 self.progress.heldout(record)
                 if record.outcome == "graded":
                     return
                 self._graded[cell] -= 1
                 await self._require_alive(replica)
-
-    async def _attempt(self, spec: AttemptSpec) -> EpisodeRecord:
-        """Run one attempt; its terminal record is on disk on every way out."""
-        started = time.time()
-        self.recorder.dispatched(spec)
-        try:
-            record = await run_on_worker(self.cluster, spec, self.config.episodes.deadline_s)
-        except BaseException:
-            self.recorder.finished(EpisodeRecord.cancelled(spec, started))
-            raise
-        self.recorder.finished(record)
-        return record
 
     def _spec(self, replica: int, arm: Arm, task: TaskRef, number: int) -> AttemptSpec:
         attempt_id = f"heldout-{arm.name}-{task.name}-k{number}"

@@ -18,7 +18,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.attempts import run_on_worker
+from actors.attempts import run_recorded
 from actors.calls import call
 from actors.cluster import START_GRACE_S, Cluster
 from actors.episodes import attempt_seed
@@ -186,13 +186,9 @@ class TrainingLoop:
         )
 
     async def _attempt(self, spec: AttemptSpec) -> None:
-        started = time.time()
-        self.recorder.dispatched(spec)
-        try:
-            record = await run_on_worker(self.cluster, spec, self.config.episodes.deadline_s)
-        except BaseException:
-            self.recorder.finished(EpisodeRecord.cancelled(spec, started))
-            raise
+        record = await run_recorded(
+            self.cluster, self.recorder, spec, self.config.episodes.deadline_s
+        )
         self._put(_AttemptEnded(record))
 
     async def _update(self, update: int, groups: list[Group]) -> None:
@@ -241,7 +237,6 @@ class TrainingLoop:
     def _handle(self, event: _Event) -> None:
         match event:
             case _AttemptEnded(record):
-                self.recorder.finished(record)
                 self._records.setdefault(record.group_id, []).append(record)
                 self.scheduler.attempt_finished(record.attempt_id, record.outcome, record.reward)
                 self.progress.episode(record)
@@ -389,7 +384,7 @@ class TrainingLoop:
 
     async def _abandon(self) -> None:
         """End what still runs; every attempt leaves its terminal record."""
-        if not self._jobs and self._events.empty():
+        if not self._jobs:
             return
         grace = DRAIN_S + self.config.sandbox.stop_timeout_s
         drains = [worker.handle.drain.remote() for worker in self.cluster.workers]
@@ -402,10 +397,6 @@ class TrainingLoop:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-        while not self._events.empty():
-            event = self._events.get_nowait()
-            if isinstance(event, _AttemptEnded):
-                self.recorder.finished(event.record)
 
     def _show(self) -> None:
         scheduler = self.scheduler

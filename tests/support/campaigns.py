@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,39 @@ def start_final(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def start_scripted(tmp_path: Path, state: Path, run_id: str, updates: int) -> Scripted:
+    """Start a scripted campaign and wait for its first checkpoint."""
+    from tests.support.tiny_model import make_tiny_model
+
+    reply = "```bash\ntouch a\n```"
+    settings = small_config(
+        make_tiny_model(tmp_path / "model", [SYSTEM, reply]),
+        engine={"kind": "scripted", "scripted": {"replies": [reply], "latency_s": 0.5}},
+        schedule={"updates": updates},
+        checkpoints={"updates": []},
+    )
+    config = write_config(tmp_path / "small.toml", settings)
+    log = tmp_path / "log"
+    arguments = ("--config", str(config), "--state", str(state), "--run-id", run_id)
+    process = start_final(*arguments, "--no-dashboard", log=log)
+    campaign = state / "campaigns" / run_id
+    limit = time.monotonic() + 300
+    while not any(row["kind"] == "checkpoint" for row in events(campaign)):
+        assert process.poll() is None, log.read_text(encoding="utf-8")
+        assert time.monotonic() < limit, log.read_text(encoding="utf-8")
+        time.sleep(0.05)
+    return Scripted(process, campaign, log)
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A campaign that is running."""
+
+    process: subprocess.Popen[bytes]
+    campaign: Path
+    log: Path
 
 
 def events(campaign: Path) -> list[dict[str, Any]]:
