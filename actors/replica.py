@@ -157,6 +157,7 @@ class Replica:
                 )
             self._used_names.add(name)
             began = time.monotonic()
+            await self._measure_base(process, adapter.probe)
             directory = self.home / "adapters" / name
             scripted = self._config.engine.kind == "scripted"
             await asyncio.to_thread(write_adapter, directory, adapter, with_probe=scripted)
@@ -293,15 +294,22 @@ class Replica:
                 "the engine does not serve the adapter that was trained",
             )
         if adapter.version > 0:
-            await self._differs_from_base(process, name, ours, probe)
+            self._require_applied(name, ours, probe)
 
-    async def _differs_from_base(
-        self, process: EngineProcess, name: str, ours: list[float], probe: Probe
-    ) -> None:
+    async def _measure_base(self, process: EngineProcess, probe: Probe) -> None:
+        """Take the base model's logprobs of the probe, once, before any adapter is loaded.
+
+        Later it would be too late: vLLM's CPU kernels compute a request for the base
+        model that shares a batch with an adapter's as if it were for the adapter in
+        the last slot.
+        """
         key = tuple(probe.token_ids)
         if key not in self._base_logprobs:
             self._base_logprobs[key] = await self._probe(process, BASE_MODEL_NAME, probe)
-        if not applied(ours, self._base_logprobs[key], probe, NOISE[self._config.model.dtype]):
+
+    def _require_applied(self, name: str, ours: list[float], probe: Probe) -> None:
+        base = self._base_logprobs[tuple(probe.token_ids)]
+        if not applied(ours, base, probe, NOISE[self._config.model.dtype]):
             raise EngineError(
                 f"probe of '{name}' equals the base model's; the trainer's does not",
                 repr(self),

@@ -28,7 +28,8 @@ def test_a_killed_process_is_replaced_and_its_attempts_are_masked(
     assert json.loads(directory.audit.read_text())["findings"] == []
     records = list(read_traces(directory.train_trace))
     outcomes = Counter(record.outcome for record in records)
-    assert outcomes["graded"] >= 5 * 8
+    assert [row.update for row in directory.metrics_rows().read()] == [1, 2, 3, 4, 5]
+    assert outcomes["graded"] > 4 * 8  # groups may lose attempts to the fault, never a batch
     assert all(record.reward is None for record in records if record.outcome == "masked")
     if victim == "actors.scripted_engine":
         kinds = Counter(row["kind"] for row in events(run.campaign))
