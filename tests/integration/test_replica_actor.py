@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ray
 
+from actors.cluster import connect
 from actors.engine_command import REPOSITORY
 from actors.engine_guard import process_start
 from actors.replica import Replica
@@ -26,10 +27,8 @@ CALL_S = 120.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_raylet_start_wait_time_s", "120")
         patch.setenv("PYTHONPATH", str(REPOSITORY))
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        connect(None, "replica-actor", dashboard=False)  # as a campaign does
         yield
         ray.shutdown()
 
