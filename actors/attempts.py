@@ -52,6 +52,7 @@ async def run_on_worker(cluster: Cluster, spec: AttemptSpec, deadline_s: float) 
     started = time.time()
     worker = cluster.free_worker()
     handle = worker.handle
+    cluster.placed[spec.attempt_id] = worker
     try:
         return await call(
             handle.run.remote(spec),
@@ -65,6 +66,7 @@ async def run_on_worker(cluster: Cluster, spec: AttemptSpec, deadline_s: float) 
         return masked(spec, error, started)
     finally:
         worker.busy -= 1
+        del cluster.placed[spec.attempt_id]
 
 
 def masked(spec: AttemptSpec, error: InfrastructureError, started: float) -> EpisodeRecord:

@@ -4,6 +4,7 @@ Invariants (kept by `rl.schedule.ledger.VersionLedger`):
 - A version is current only once every live replica has loaded and proven it.
 - A replica that fails or exceeds the deadline leaves rotation; it never stalls
   the others, and it returns only after proving the current version.
+- A proof counts for the generation of the replica in which it was begun.
 - Requests in flight are never paused by a publication.
 """
 
@@ -13,14 +14,12 @@ import asyncio
 import time
 from typing import Any
 
+from actors.adapter_ref import AdapterRef
 from actors.calls import call
 from rl.config import CampaignConfig
 from rl.errors import EngineError, InfrastructureError
-from rl.records import AdapterBytes, Publication
+from rl.records import Publication, ReplicaFailure
 from rl.schedule.ledger import VersionLedger
-
-# A load may wait behind another on the replica, and its probe behind a batch.
-LOAD_DEADLINE_FACTOR = 3.0
 
 
 class WeightBroadcaster:
@@ -34,78 +33,89 @@ class WeightBroadcaster:
     def __init__(self, config: CampaignConfig, replicas: list[Any]) -> None:
         self._replicas = replicas
         self._ledger = VersionLedger(len(replicas))
-        self._adapter: AdapterBytes | None = None
-        self._deadline_s = config.engine.control_timeout_s * LOAD_DEADLINE_FACTOR
+        self._adapter: AdapterRef | None = None
+        self._deadline_s = config.engine.publish_timeout_s
         self._lock = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"WeightBroadcaster current {self._ledger.current} live {self._ledger.live}"
 
-    async def publish(self, adapter: AdapterBytes) -> Publication:
+    async def publish(self, adapter: AdapterRef) -> Publication:
         """Make `adapter.version` current on every live replica.
 
         A publication without replicas made nothing current: none is live, or none
-        could load and prove it; the same version may be published again.
+        could load and prove it; the same version may be published again.  One that
+        is current already is not loaded twice.
         """
         async with self._lock:
             start = time.monotonic()
-            targets = self._ledger.begin(adapter.version)
-            results = await asyncio.gather(*(self._load(i, adapter) for i in targets))
+            version = adapter.version
+            current = self._ledger.current
+            fresh = current is None or version > current
+            targets = self._ledger.begin(version) if fresh else {}
+            results = await asyncio.gather(*(self._load(index, adapter) for index in targets))
             parts: dict[int, dict[str, float]] = {}
-            failed: dict[int, str] = {}
-            for index, result in zip(targets, results, strict=True):
+            failed: dict[int, ReplicaFailure] = {}
+            for (index, generation), result in zip(targets.items(), results, strict=True):
                 if isinstance(result, str):
                     self._ledger.failed(index)
-                    failed[index] = result
-                else:
-                    self._ledger.proven(adapter.version, index)
+                    failed[index] = ReplicaFailure(generation=generation, why=result)
+                elif self._ledger.proven(version, index, generation):
                     parts[index] = result
-            if self._ledger.serving(adapter.version):
+            if fresh and self._ledger.serving(version):
                 self._ledger.commit()
                 self._adapter = adapter
             return Publication(
-                version=adapter.version,
-                replicas=list(self._ledger.serving(adapter.version)),
+                version=version,
+                replicas=self._ledger.serving(version),
                 failed=failed,
                 seconds=time.monotonic() - start,
                 parts=parts,
             )
 
-    async def lost(self, replica: int) -> None:
-        """Take a dead replica out of rotation."""
-        self._ledger.failed(replica)
+    async def lost(self, replica: int, generation: int) -> None:
+        """Take a dead replica out of rotation; it is in this generation from now on."""
+        self._ledger.lost(replica, generation)
 
-    async def rejoin(self, replica: int) -> int:
-        """Load and prove the current version on a restarted replica; returns it.
+    async def rejoin(self, replica: int) -> tuple[int | None, int]:
+        """Load and prove the current version on a restarted replica.
+
+        Returns:
+            The version, None if there is none yet, and the replica's generation.
 
         Raises:
             EngineError: it could not.
         """
         async with self._lock:
+            generation = self._ledger.generation(replica)
             if self._adapter is None:
-                raise EngineError("no version has been published yet", f"replica {replica}")
+                if not self._ledger.restarted(replica, generation):
+                    raise EngineError("it was lost again", f"replica {replica}")
+                return None, generation
             result = await self._load(replica, self._adapter)
             if isinstance(result, str):
                 raise EngineError(result, f"replica {replica}")
-            self._ledger.proven(self._adapter.version, replica)
-            return self._adapter.version
+            if not self._ledger.proven(self._adapter.version, replica, generation):
+                raise EngineError("it was lost again", f"replica {replica}")
+            return self._adapter.version, generation
 
-    async def retire(self, version: int) -> dict[int, str]:
-        """Unload a version that no lease holds; returns the replicas that failed, and why."""
+    async def retire(self, version: int) -> dict[int, ReplicaFailure]:
+        """Unload a version that no lease holds; returns the replicas that failed."""
         async with self._lock:
-            failed: dict[int, str] = {}
+            failed: dict[int, ReplicaFailure] = {}
             for index in self._ledger.retire(version):
                 try:
                     await self._call(index, "unload", version)
                 except InfrastructureError as error:
+                    generation = self._ledger.generation(index)
                     self._ledger.failed(index)
-                    failed[index] = str(error)
+                    failed[index] = ReplicaFailure(generation=generation, why=str(error))
             return failed
 
-    async def _load(self, index: int, adapter: AdapterBytes) -> dict[str, float] | str:
+    async def _load(self, index: int, adapter: AdapterRef) -> dict[str, float] | str:
         """Load and prove on one replica: its timings, or why it failed."""
         try:
-            return await self._call(index, "load", adapter)
+            return await self._call(index, "receive", adapter)
         except InfrastructureError as error:
             return str(error)
 

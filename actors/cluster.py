@@ -72,12 +72,17 @@ class WorkerSlots:
 
 @dataclass
 class Cluster:
-    """Handles of all actors of one campaign."""
+    """Handles of all actors of one campaign.
+
+    Attributes:
+        placed: the worker of each attempt that runs.
+    """
 
     config: CampaignConfig
     replicas: list[Any] = field(default_factory=list[Any])
     base_urls: list[str] = field(default_factory=list[str])
     workers: list[WorkerSlots] = field(default_factory=list[WorkerSlots])
+    placed: dict[str, WorkerSlots] = field(default_factory=dict[str, WorkerSlots])
     broadcaster: Any = None
     trainer: Any = None
 

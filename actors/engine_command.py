@@ -145,6 +145,7 @@ def _vllm(
     argv += ["--tensor-parallel-size", str(engine.tensor_parallel)]
     argv += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     argv += ["--enable-prefix-caching", "--disable-uvicorn-access-log"]
+    argv += ["--scheduling-policy", "priority"]  # lower is earlier: the older policy version
     argv += ["--enable-lora", "--max-lora-rank", str(_lora_rank(config.trainer.lora.rank))]
     argv += ["--max-loras", str(engine.max_loras)]
     argv += ["--max-cpu-loras", str(CPU_LORAS_PER_GPU_LORA * engine.max_loras)]

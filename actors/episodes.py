@@ -117,6 +117,7 @@ class EpisodeWorker:
                 seed=_turn_seed(spec.seed, turn),
                 stop_token_ids=tuple(self._chat.stop_token_ids),
                 stop=tuple(self._chat.stop_strings),
+                priority=spec.version,  # what is due first is served first
             )
             timeout = min(config.engine.request_timeout_s, left + CLIENT_GRACE_S)
             done = await self._client.generate(

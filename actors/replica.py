@@ -23,6 +23,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from actors.adapter_files import policy_name, write_adapter
+from actors.adapter_ref import AdapterRef
 from actors.engine_command import BASE_MODEL_NAME, engine_command
 from actors.engine_metrics import parse_metrics
 from actors.engine_process import EngineProcess, free_port
@@ -31,6 +32,8 @@ from rl.config import CampaignConfig
 from rl.errors import DeadlineExceeded, EngineError
 from rl.records import AdapterBytes, Probe
 
+# Ahead of every episode, whose priority is its version: a publication waits for it.
+PROBE_PRIORITY = -1
 STOP_TIMEOUT_S = 20.0  # vLLM takes 2 s to end in order; a GPU engine frees its memory first
 # Changes of a logprob below this can't be told from an engine's rounding, which
 # depends on what else is in its batch, nats.
@@ -133,6 +136,20 @@ class Replica:
             await self._end_process()
         finally:
             await self._client.close()
+
+    async def receive(self, adapter: AdapterRef) -> dict[str, float]:
+        """Fetch an adapter and `load` it; seconds by stage (put, transfer, write, ...).
+
+        Raises:
+            InfrastructureError: it can't be fetched.
+            EngineError, DeadlineExceeded: as for `load`.
+        """
+        began = time.monotonic()
+        files = await adapter.fetch()
+        transfer = time.monotonic() - began
+        parts = await self.load(files)
+        total = adapter.put_s + transfer + parts["total"]
+        return {"put": adapter.put_s, "transfer": transfer} | parts | {"total": total}
 
     async def load(self, adapter: AdapterBytes) -> dict[str, float]:
         """Serve `adapter` as `policy-v{n}` and prove it; seconds by stage.
@@ -319,7 +336,7 @@ class Replica:
     async def _probe(self, process: EngineProcess, name: str, probe: Probe) -> list[float]:
         try:
             return await self._client.logprobs(
-                process.base_url, name, probe.token_ids, self._control_timeout
+                process.base_url, name, probe.token_ids, self._control_timeout, PROBE_PRIORITY
             )
         except (EngineError, DeadlineExceeded) as error:
             process.check_alive()  # an engine that died of it says so itself

@@ -4,7 +4,8 @@ Invariants:
 - It is the only actor that imports torch.
 - Version `t` exists exactly when update `t` has finished; a failed update
   leaves weights, optimizer and version as they were.
-- A batch is refused whole if any group in it breaks the staleness bound.
+- A group that breaks the staleness bound is refused before any arithmetic, and a
+  step whose groups are not exactly those of its batch before any change.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from actors.adapter_ref import AdapterRef
 from rl.config import CampaignConfig
-from rl.errors import StalenessViolation
 from rl.files import disk_errors
-from rl.records import AdapterBytes, Group, UpdateMetrics
+from rl.records import AdapterBytes, EpisodeRecord, Group, UpdateMetrics
 
 
 class Trainer:
@@ -41,8 +42,9 @@ class Trainer:
         self._config = config
         self._checkpoints = checkpoints
         self._learner = PeftLearner(config, model_dir)
-        self._exported: AdapterBytes | None = None
         self._state = "idle"
+        self._streamed = 0
+        self._stepped = time.monotonic()
         if resume is not None:
             from rl.learner.checkpoint import load
 
@@ -50,34 +52,45 @@ class Trainer:
 
     def __repr__(self) -> str:
         done, updates = self._learner.version, self._config.schedule.updates
-        return f"Trainer update {done}/{updates} {self._state}"
+        return f"Trainer version {done}/{updates} {self._state}"
 
     def ready(self) -> int:
         """The version the learner stands at."""
         return self._learner.version
 
-    def update(self, update: int, groups: list[Group]) -> tuple[UpdateMetrics, str]:
-        """Train one batch; returns its metrics and the new adapter's sha256."""
-        if update != self._learner.version + 1:
-            raise StalenessViolation(
-                f"update {update} can't follow version {self._learner.version}", "trainer"
-            )
-        start = time.monotonic()
-        for index, group in enumerate(groups, start=1):
-            self._state = f"group {index}/{len(groups)}"
-            self._learner.accumulate(update, group)
-        self._state = "step"
-        metrics = self._learner.step(update)
-        self._exported = None
-        adapter = self.export()
-        self._state = "idle"
-        return metrics.model_copy(update={"seconds": time.monotonic() - start}), adapter.sha256
+    def accumulate_attempts(self, update: int, group_id: str, episodes: list[EpisodeRecord]) -> int:
+        """Work ahead on attempts of a group that is not complete; returns on how many."""
+        self._state = f"update {update} attempts of {group_id}"
+        return self._learner.accumulate_attempts(update, group_id, episodes)
 
-    def export(self) -> AdapterBytes:
-        """The adapter of the current version, with its probe."""
-        if self._exported is None:
-            self._exported = self._learner.export()
-        return self._exported
+    def accumulate(self, update: int, group: Group) -> None:
+        """Add a complete group to the batch of `update`."""
+        self._streamed += 1
+        of = self._config.schedule.groups_per_batch
+        self._state = f"update {update} streaming group {self._streamed}/{of}"
+        self._learner.accumulate(update, group)
+
+    def drop(self, group_id: str) -> None:
+        """Forget the attempts of a group that will not be trained on."""
+        self._learner.drop(group_id)
+
+    def step(self, update: int, group_ids: list[str]) -> tuple[UpdateMetrics, AdapterRef]:
+        """Make version `update` of exactly these groups; its metrics and its adapter.
+
+        Raises:
+            EvidenceError: other groups were accumulated; nothing was changed.
+        """
+        self._state = f"update {update} step"
+        metrics = self._learner.step(update, group_ids)
+        adapter = self.export()
+        now = time.monotonic()
+        metrics = metrics.model_copy(update={"wall_s": now - self._stepped})
+        self._stepped, self._streamed, self._state = now, 0, "idle"
+        return metrics, adapter
+
+    def export(self) -> AdapterRef:
+        """The adapter of the current version, with its probe, in the object store."""
+        return AdapterRef.put(self._learner.export())
 
     def checkpoint(self, frontier: dict[str, Any], config_digest: str) -> str:
         """Write a full checkpoint of the current version; returns its path."""

@@ -18,20 +18,40 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.adapter_ref import AdapterRef
 from actors.attempts import run_recorded
 from actors.calls import call
-from actors.cluster import START_GRACE_S, Cluster
+from actors.cluster import Cluster
 from actors.episodes import attempt_seed
+from actors.feed import TrainerFeed
+from actors.supervision import (
+    ReplicaAlive,
+    ReplicaBack,
+    ReplicaEvent,
+    ReplicaLost,
+    ReplicaSupervisor,
+)
 from rl.config import CampaignConfig
-from rl.errors import DeadlineExceeded, EngineError, InfrastructureError
+from rl.errors import DeadlineExceeded, InfrastructureError
 from rl.evidence.recorder import Recorder
 from rl.progress import Progress
 from rl.records import AttemptSpec, EpisodeRecord, Group, Publication, TaskRef, UpdateMetrics
-from rl.schedule.commands import Command, Dispatch, DropGroup, RetireVersion, StartUpdate
-from rl.schedule.scheduler import Frontier, Scheduler
+from rl.schedule.commands import (
+    CancelAttempt,
+    Command,
+    Dispatch,
+    DropGroup,
+    RetireVersion,
+    StepUpdate,
+    StreamAttempt,
+    StreamGroup,
+)
+from rl.schedule.scheduler import Scheduler
 
-HEALTH_INTERVAL_S = 5.0
 DRAIN_S = 5.0  # beyond the time that sandboxes have to stop
+CANCEL_S = 30.0
+# A publication may wait for a rejoin and a retirement that began before it.
+PUBLISH_TURNS = 3.0
 # Failures of an attempt after which its replica is asked whether it is alive.
 ENGINE_FAILURES = ("EngineError", "DeadlineExceeded")
 
@@ -45,7 +65,7 @@ class _AttemptEnded:
 class _UpdateEnded:
     metrics: UpdateMetrics
     groups: list[Group]
-    adapter: str
+    adapter: AdapterRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +74,11 @@ class _Published:
 
 
 @dataclass(frozen=True, slots=True)
-class _ReplicaLost:
-    replica: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class _ReplicaAlive:
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class _ReplicaBack:
-    replica: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Failed:
     error: BaseException
 
 
-_Event = (
-    _AttemptEnded
-    | _UpdateEnded
-    | _Published
-    | _ReplicaAlive
-    | _ReplicaLost
-    | _ReplicaBack
-    | _Failed
-)
+_Event = _AttemptEnded | _UpdateEnded | _Published | ReplicaEvent | _Failed
 
 
 @dataclass
@@ -108,10 +103,30 @@ class TrainingLoop:
     _events: asyncio.Queue[_Event] = field(default_factory=asyncio.Queue[_Event])
     _jobs: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     _records: dict[str, list[EpisodeRecord]] = field(default_factory=dict[str, list[EpisodeRecord]])
-    _down: set[int] = field(default_factory=set[int])
-    _suspected: set[int] = field(default_factory=set[int])
-    _given_up: set[int] = field(default_factory=set[int])
-    _restarts: dict[int, int] = field(default_factory=dict[int, int])
+    _batch: list[Group] = field(default_factory=list[Group])
+    _adapter: AdapterRef | None = None
+    _publishing: bool = False
+    _feed: TrainerFeed = field(init=False)
+    _supervisor: ReplicaSupervisor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._feed = TrainerFeed(
+            self.cluster.trainer,
+            self.config.trainer.update_timeout_s,
+            self.config.digest(),
+            start=self._start,
+            on_step=self._stepped,
+            on_checkpoint=self._checkpointed,
+        )
+        self._supervisor = ReplicaSupervisor(
+            self.config,
+            self.cluster,
+            self.scheduler,
+            self.recorder,
+            self.progress,
+            start=self._start,
+            put=self._put,
+        )
 
     async def run(self) -> None:
         """Train.
@@ -120,11 +135,11 @@ class TrainingLoop:
             DeadlineExceeded: nothing moved for `limits.stall_s`.
             CampaignError: something failed that training can't go on without.
         """
-        self._start(self._publish())
-        monitor = asyncio.create_task(self._guard(self._watch_replicas()))
+        self._publish_newest()
+        monitor = asyncio.create_task(self._guard(self._supervisor.watch()))
         try:
             while not self.scheduler.done:
-                for command in self.scheduler.poll():
+                for command in self.scheduler.poll(time.monotonic()):
                     self._execute(command)
                 self._handle(await self._next_event())
                 self._show()
@@ -152,11 +167,20 @@ class TrainingLoop:
         match command:
             case Dispatch():
                 self._start(self._attempt(self._spec(command)))
-            case StartUpdate():
-                groups = [self._group(group_id) for group_id in command.group_ids]
-                self._start(self._update(command.update, groups))
+            case CancelAttempt():
+                self._start(self._cancel(command))
+            case StreamAttempt():
+                self._feed.attempt(command.update, self._record(command))
+            case StreamGroup():
+                group = self._group(command.group_id)
+                self._batch.append(group)
+                self._feed.group(command.update, group)
+            case StepUpdate():
+                self._feed.step(command.update, self._batch)
+                self._batch = []
             case DropGroup():
                 self._records.pop(command.group_id, None)
+                self._feed.drop(command.group_id)
                 self.recorder.events.append(
                     "drop_group", group_id=command.group_id, reason=command.reason
                 )
@@ -175,6 +199,10 @@ class TrainingLoop:
             seed=attempt_seed(self.config.seed, command.attempt_id),
         )
 
+    def _record(self, command: StreamAttempt) -> EpisodeRecord:
+        records = self._records[command.group_id]
+        return next(record for record in records if record.attempt_id == command.attempt_id)
+
     def _group(self, group_id: str) -> Group:
         episodes = [r for r in self._records.pop(group_id) if r.outcome == "graded"]
         first = episodes[0]
@@ -191,24 +219,43 @@ class TrainingLoop:
         )
         self._put(_AttemptEnded(record))
 
-    async def _update(self, update: int, groups: list[Group]) -> None:
-        deadline = self.config.trainer.update_timeout_s
-        metrics, adapter = await call(
-            self.cluster.trainer.update.remote(update, groups), deadline, f"update {update}"
+    async def _cancel(self, command: CancelAttempt) -> None:
+        """Ask for the attempt's end; its terminal record comes the usual way."""
+        self.recorder.events.append(
+            "cancel_attempt", attempt_id=command.attempt_id, reason=command.reason
         )
-        self._put(_UpdateEnded(metrics, groups, adapter))
+        worker = self.cluster.placed.get(command.attempt_id)
+        if worker is None:
+            return
+        try:
+            await call(
+                worker.handle.cancel.remote(command.attempt_id), CANCEL_S, "episode worker cancel"
+            )
+        except InfrastructureError as error:  # the episode's own deadline ends it
+            self.progress.note(f"attempt {command.attempt_id} could not be cancelled: {error}")
+
+    def _publish_newest(self) -> None:
+        """Publish the newest adapter, now or right after the publication under way."""
+        if not self._publishing:
+            self._publishing = True
+            self._start(self._publish())
 
     async def _publish(self) -> None:
-        """Export the trainer's version and make it current on the live replicas.
+        """Make the newest adapter current on the live replicas.
 
         While all of them restart it waits: a restart is bounded, and so are restarts.
         """
-        while len(self._down) == len(self.cluster.replicas):
+        while self._supervisor.all_down:
             await asyncio.sleep(1.0)
-        adapter = self.cluster.trainer.export.remote()
+        if self._adapter is None:
+            self._adapter = await call(
+                self.cluster.trainer.export.remote(),
+                self.config.trainer.update_timeout_s,
+                "trainer export",
+            )
         publication = await call(
-            self.cluster.broadcaster.publish.remote(adapter),
-            self.config.trainer.update_timeout_s,
+            self.cluster.broadcaster.publish.remote(self._adapter),
+            PUBLISH_TURNS * self.config.engine.publish_timeout_s,
             "publish",
         )
         self._put(_Published(publication))
@@ -219,18 +266,14 @@ class TrainingLoop:
             self.config.engine.start_timeout_s,
             f"retire version {version}",
         )
-        for replica, why in failed.items():
-            self._put(_ReplicaLost(replica, why))
+        for replica, failure in failed.items():
+            self._put(ReplicaLost(replica, failure.generation, failure.why))
 
-    async def _checkpoint(self, frontier: Frontier) -> None:
-        path = await call(
-            self.cluster.trainer.checkpoint.remote(frontier, self.config.digest()),
-            self.config.trainer.update_timeout_s,
-            "checkpoint",
-        )
-        self.recorder.events.append(
-            "checkpoint", path=str(path), updates_done=frontier["updates_done"]
-        )
+    def _stepped(self, metrics: UpdateMetrics, groups: list[Group], adapter: AdapterRef) -> None:
+        self._put(_UpdateEnded(metrics, groups, adapter))
+
+    def _checkpointed(self, path: str, updates_done: int) -> None:
+        self.recorder.events.append("checkpoint", path=path, updates_done=updates_done)
 
     # ---- events ---------------------------------------------------------
 
@@ -238,117 +281,40 @@ class TrainingLoop:
         match event:
             case _AttemptEnded(record):
                 self._records.setdefault(record.group_id, []).append(record)
-                self.scheduler.attempt_finished(record.attempt_id, record.outcome, record.reward)
+                self.scheduler.attempt_finished(
+                    record.attempt_id, record.outcome, record.reward, time.monotonic()
+                )
                 self.progress.episode(record)
                 if record.failure is not None and record.failure.kind in ENGINE_FAILURES:
-                    self._suspect(record.replica)
+                    self._supervisor.suspect(record.replica)
             case _UpdateEnded(metrics, groups, adapter):
-                self.recorder.updated(metrics, groups, adapter)
+                self.recorder.updated(metrics, groups, adapter.sha256)
                 self.scheduler.update_finished(metrics.update)
                 self.progress.update(metrics)
+                self._adapter = adapter
                 if not self.scheduler.done:
-                    self._start(self._publish())
-                self._start(self._checkpoint(self.scheduler.frontier()))
+                    self._publish_newest()
+                self._feed.checkpoint(self.scheduler.frontier())  # ahead of the next batch
             case _Published(publication):
                 self._published(publication)
-            case _ReplicaLost(replica, why):
-                self._lose(replica, why)
-            case _ReplicaAlive(replica):
-                self._suspected.discard(replica)
-                self.scheduler.resume_replica(replica)
-            case _ReplicaBack(replica, version):
-                self._down.discard(replica)
-                self.scheduler.replica_back(replica, version)
-                self.recorder.events.append("replica_back", replica=replica, version=version)
-                self.progress.note(f"replica {replica} is back, serving version {version}")
+            case ReplicaLost() | ReplicaAlive() | ReplicaBack():
+                self._supervisor.handle(event)
             case _Failed(error):
                 raise error
 
     def _published(self, publication: Publication) -> None:
-        for replica, why in publication.failed.items():
-            self._lose(replica, why)
-        if not publication.replicas:
-            self._start(self._publish())  # again, when a replica is back
-            return
-        self.recorder.published(publication)
-        serving = [index for index in publication.replicas if index not in self._down]
-        self.scheduler.version_current(publication.version, serving)
-        self.progress.published(publication)
-
-    def _suspect(self, replica: int) -> None:
-        """Send a replica nothing until it has answered: a dead one eats every retry."""
-        if replica in self._down or replica in self._suspected:
-            return
-        self._suspected.add(replica)
-        self.scheduler.suspend_replica(replica)
-        self._start(self._check(replica))
-
-    async def _check(self, replica: int) -> None:
-        """Find out whether a replica is alive."""
-        try:
-            await call(
-                self.cluster.replicas[replica].health.remote(),
-                self.config.engine.control_timeout_s,
-                f"replica {replica} health",
-            )
-        except InfrastructureError as error:
-            self._put(_ReplicaLost(replica, str(error)))
-        else:
-            if replica in self._suspected:  # good news is an event only if it was in doubt
-                self._put(_ReplicaAlive(replica))
-
-    def _lose(self, replica: int, why: str) -> None:
-        """Take a replica out of rotation and restart it, within its budget."""
-        self._suspected.discard(replica)
-        if replica in self._down:
-            return
-        self._down.add(replica)
-        self.scheduler.replica_lost(replica)
-        self.recorder.events.append("replica_lost", replica=replica, why=why)
-        self.progress.note(f"replica {replica} left rotation: {why}")
-        used = self._restarts.get(replica, 0)
-        self._restarts[replica] = used + 1
-        if used < self.config.engine.max_restarts:
-            self._start(self._restart(replica))
-            return
-        self._given_up.add(replica)
-        if len(self._given_up) == len(self.cluster.replicas):
-            raise EngineError(
-                f"no replica is left; the last one failed: {why}",
-                "replicas",
-                "see the replicas' logs in the campaign's directory, then continue with --resume",
-            )
-
-    async def _restart(self, replica: int) -> None:
-        """Restart a replica; it comes back only with the current version proven."""
-        deadline = self.config.engine.start_timeout_s + START_GRACE_S
-        try:
-            await call(
-                self.cluster.broadcaster.lost.remote(replica), HEALTH_INTERVAL_S * 4, "broadcaster"
-            )
-            self.cluster.base_urls[replica] = await call(
-                self.cluster.replicas[replica].restart.remote(),
-                deadline,
-                f"replica {replica} restart",
-            )
-            version = await call(
-                self.cluster.broadcaster.rejoin.remote(replica),
-                deadline,
-                f"replica {replica} rejoin",
-            )
-        except InfrastructureError as error:
-            self._down.discard(replica)
-            self._put(_ReplicaLost(replica, str(error)))
-            return
-        self._put(_ReplicaBack(replica, version))
-
-    async def _watch_replicas(self) -> None:
-        """Report every replica that stops answering."""
-        while True:
-            await asyncio.sleep(HEALTH_INTERVAL_S)
-            for index in range(len(self.cluster.replicas)):
-                if index not in self._down and index not in self._suspected:
-                    await self._check(index)
+        self._publishing = False
+        for replica, failure in publication.failed.items():
+            self._supervisor.handle(ReplicaLost(replica, failure.generation, failure.why))
+        newest = self._adapter
+        if publication.replicas:
+            self.recorder.published(publication)
+            self.scheduler.version_current(publication.version, publication.replicas)
+            self.progress.published(publication)
+            if newest is None or newest.version <= publication.version:
+                return
+        if not self.scheduler.done:
+            self._publish_newest()  # a newer one; or this again, when a replica is back
 
     # ---- jobs -----------------------------------------------------------
 

@@ -36,7 +36,7 @@ from rl.prepare import PreparedModel, PreparedTasks
 from rl.progress import Progress
 from rl.records import TaskRef
 from rl.schedule.order import TaskOrder
-from rl.schedule.scheduler import Frontier, Scheduler
+from rl.schedule.scheduler import FRESH, Frontier, Scheduler
 from sandboxes.attempt import AttemptLimits
 from sandboxes.gates import (
     GateResult,
@@ -326,21 +326,13 @@ class Campaign:
         config = self.config
         order = TaskOrder([task.family for task in self.tasks.train], config.seed)
         slots, replicas = config.episodes.concurrency, config.engine.replicas
-        if frontier is None:
-            return Scheduler(
-                config.schedule,
-                order,
-                slots=slots,
-                replicas=replicas,
-                incarnation=self._incarnation,
-            )
-        return Scheduler.resumed(
+        return Scheduler(
             config.schedule,
             order,
-            frontier,
             slots=slots,
             replicas=replicas,
             incarnation=self._incarnation,
+            frontier=FRESH if frontier is None else frontier,
         )
 
     def _pin_arms(self, final: str, version: int, adapter_sha256: str, path: Path) -> None:

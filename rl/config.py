@@ -223,6 +223,11 @@ class EngineConfig(Section):
     control_timeout_s: Seconds = Field(
         default=60.0, description="limit of one adapter load, unload or probe, s"
     )
+    publish_timeout_s: Seconds = Field(
+        default=180.0,
+        description="limit of bringing one version to one replica and proving it there, s; a "
+        "replica that takes longer leaves rotation and is restarted",
+    )
     max_restarts: NonNegative = Field(default=3, description="restarts per replica and campaign")
     probe_tolerance: PositiveAmount = Field(
         default=0.05,

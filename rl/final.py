@@ -205,6 +205,8 @@ def _run_until_signal(run: Any, options: argparse.Namespace, run_id: str) -> Non
         task = asyncio.ensure_future(run())
 
         def stop(name: str) -> None:
+            if task.done():  # it came while the report was being written, which is done now
+                return
             received.append(name)
             if len(received) == 1:
                 print(f"\n{name}: stopping in order ...", file=sys.stderr, flush=True)

@@ -101,7 +101,7 @@ class Progress:
             f"   update {metrics.update:>3}/{self._updates}  reward {metrics.reward_mean:.3f}"
             f"  loss {metrics.loss:+.4f}  grad {metrics.grad_norm:.3f}"
             f"  mismatch KL {metrics.mismatch_kl:.1e}  entropy {metrics.entropy:.3f}"
-            f"  staleness {stale}  {metrics.seconds:.1f} s"
+            f"  staleness {stale}  {metrics.seconds:.1f} of {metrics.wall_s:.1f} s"
         )
 
     def published(self, publication: Publication) -> None:

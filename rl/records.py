@@ -206,7 +206,8 @@ class UpdateMetrics(Record):
     clipped_fraction: float
     entropy: float = Field(description="mean entropy of the sampled positions, nats")
     staleness: dict[int, int] = Field(description="episodes by staleness")
-    seconds: float = Field(description="wall time of the update, s")
+    seconds: float = Field(description="computing time of the update, s")
+    wall_s: float = Field(default=0.0, description="from the step before to this one, s")
 
 
 class Probe(Record):
@@ -230,13 +231,23 @@ class AdapterBytes(Record):
     probe: Probe
 
 
+class ReplicaFailure(Record):
+    """Why a replica did not do what it was asked for."""
+
+    generation: int = Field(description="of the replica, in which it failed")
+    why: str
+
+
 class Publication(Record):
     """How one version was published."""
 
     version: int
-    replicas: list[int] = Field(description="replicas that serve it, proven")
-    failed: dict[int, str] = Field(description="replicas taken out of rotation, and why")
+    replicas: dict[int, int] = Field(
+        description="replicas that serve it, proven, and the generation of each: how often "
+        "it had been lost before"
+    )
+    failed: dict[int, ReplicaFailure] = Field(description="replicas taken out of rotation")
     seconds: float = Field(description="wall time of the whole publication, s")
     parts: dict[int, dict[str, float]] = Field(
-        description="per replica: write, load, probe, total, s; probe_diff in nats"
+        description="per replica: put, transfer, write, load, probe, total, s"
     )

@@ -53,6 +53,8 @@ class SamplingParams:
         seed: makes the completion reproducible on one replica; None draws one.
         stop_token_ids: tokens that end the completion and belong to it.
         stop: strings that end the completion; their tokens belong to it.
+        priority: the engine serves lower numbers first; other than 0 only where it
+            schedules by priority.
     """
 
     max_tokens: int
@@ -60,6 +62,7 @@ class SamplingParams:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class EngineClient:
         }
         if sampling.seed is not None:
             body["seed"] = sampling.seed
+        if sampling.priority:
+            body["priority"] = sampling.priority
         url = f"{base_url}/v1/completions"
         answer = await self._call("POST", url, body, timeout_s, model=model, repeatable=True)
         where = _where(model, url)
@@ -111,7 +116,12 @@ class EngineClient:
         return _completion(choice, sampling.max_tokens, where)
 
     async def logprobs(
-        self, base_url: str, model: str, token_ids: Sequence[int], timeout_s: float
+        self,
+        base_url: str,
+        model: str,
+        token_ids: Sequence[int],
+        timeout_s: float,
+        priority: int = 0,
     ) -> list[float]:
         """Logprobs of `token_ids[1:]`, each given all before it, at temperature 1.
 
@@ -122,6 +132,8 @@ class EngineClient:
         prompt = list(token_ids)
         body = _completion_request(model, prompt, max_tokens=1, temperature=1.0)
         body["prompt_logprobs"] = 0
+        if priority:
+            body["priority"] = priority
         url = f"{base_url}/v1/completions"
         answer = await self._call("POST", url, body, timeout_s, model=model, repeatable=True)
         where = _where(model, url)

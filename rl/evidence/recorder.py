@@ -79,7 +79,7 @@ class Recorder:
             version=publication.version,
             seconds=publication.seconds,
             replicas=list(publication.replicas),
-            failed={str(key): value for key, value in publication.failed.items()},
+            failed={str(key): failure.why for key, failure in publication.failed.items()},
             parts={str(key): dict(value) for key, value in publication.parts.items()},
         )
 

@@ -6,12 +6,13 @@ Invariants:
 - Losses are sums over the unmasked tokens; whoever steps the optimizer divides.
 - Log-ratios are clamped to +-`LOG_RATIO_LIMIT` before they are exponentiated.
 - `k` of the trust region and the clip decisions are constants for the gradient.
+- Every loss declares beside itself how it depends on the advantage (`AdvantageForm`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,15 @@ LOG_RATIO_LIMIT = 20.0  # nats; exp(89) overflows fp32, exp(20) squared does not
 DEVIATION_FLOOR = 1e-6  # added to a group's deviation, reward units
 
 AdvantageKind = Literal["mean", "mean_std"]
+
+# How a token's loss L and its gradient depend on the advantage A, all else fixed:
+#   linear          L(A) = L(0) + A (L(1) - L(0)) for every A;
+#   linear_by_sign  L(A) = L(0) + |A| (L(s) - L(0)), s = 1 or -1 being the sign of A: what is
+#                   clipped may depend on the sign, never on the size;
+#   other           anything else, and every loss that declares nothing.
+# With the first two a gradient can be computed before the size of A is known (see `early`).
+AdvantageForm = Literal["linear", "linear_by_sign", "other"]
+_FORMS: dict[str, AdvantageForm] = {}
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,19 @@ def _terms(logprobs: Tensor, sampler: Tensor, advantages: Tensor, mask: Tensor) 
     return _Terms(keep, safe[0], safe[1], safe[2], log_ratio)
 
 
+def _declares[**P](
+    form: AdvantageForm,
+) -> Callable[[Callable[P, TokenLoss]], Callable[P, TokenLoss]]:
+    """Note the form of the loss below, whose name is the one in the configuration."""
+
+    def note(loss: Callable[P, TokenLoss]) -> Callable[P, TokenLoss]:
+        _FORMS[loss.__name__] = form
+        return loss
+
+    return note
+
+
+@_declares("linear_by_sign")  # k asks for the sign of A; the squared log-ratio is L(0)
 def trust_region(
     logprobs: Tensor,
     sampler_logprobs: Tensor,
@@ -101,6 +124,7 @@ def trust_region(
     return t.summed(kl_weight * t.log_ratio.square() - gain, clipped)
 
 
+@_declares("linear_by_sign")  # min(r A, c A) is A min(r, c) or A max(r, c), by the sign
 def ppo_clip(
     logprobs: Tensor,
     sampler_logprobs: Tensor,
@@ -122,6 +146,7 @@ def ppo_clip(
     return t.summed(-t.advantages * torch.where(clipped, bound, ratio), clipped)
 
 
+@_declares("linear")
 def importance_sampling(
     logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, mask: Tensor
 ) -> TokenLoss:
@@ -144,8 +169,18 @@ def token_loss(
 
 
 def vanishes_without_advantage(config: LossConfig) -> bool:
-    """Whether a token of advantage 0 has no gradient at all under this objective."""
-    return config.name != "trust_region" or config.kl_weight == 0
+    """Whether a token of advantage 0 has no gradient at all: L(0) is constant.
+
+    A loss that isn't named here is taken to have one, which costs time but is never wrong.
+    """
+    if config.name == "trust_region":
+        return config.kl_weight == 0
+    return config.name in ("ppo_clip", "importance_sampling")
+
+
+def advantage_form(config: LossConfig) -> AdvantageForm:
+    """What the objective that `config` names declares; `other` if it declares nothing."""
+    return _FORMS.get(config.name, "other")
 
 
 def advantages(rewards: Sequence[float], kind: AdvantageKind) -> list[float]:

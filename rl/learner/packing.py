@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rl.errors import EngineError, EvidenceError
 from rl.learner.losses import AdvantageKind, advantages
-from rl.records import Group, Sample
+from rl.records import EpisodeRecord, Group, Sample
 
 PAD = 0  # id of padding; any valid id would do, no real token attends to it
 # Below this many shared tokens the split attention costs more than it saves.
@@ -70,27 +70,37 @@ class MicroBatch:
         )
 
 
-def training_sequences(group: Group, kind: AdvantageKind) -> list[TrainingSequence]:
+def training_sequences(
+    group: Group, kind: AdvantageKind, skip: Collection[str] = ()
+) -> list[TrainingSequence]:
     """The sequences of `group` that predict at least one sampled token.
+
+    Args:
+        group: all of it; every reward counts in the advantages.
+        kind: see `advantages`.
+        skip: attempts whose sequences are left out.
 
     Raises:
         EvidenceError: an episode is not graded.
         EngineError: a sampled token's logprob is not a finite number at most 0.
     """
     for episode in group.episodes:
-        if episode.outcome != "graded":
-            raise EvidenceError(
-                f"episode is {episode.outcome}, only graded ones are trained on",
-                f"group {group.group_id}, attempt {episode.attempt_id}",
-            )
-    sequences: list[TrainingSequence] = []
+        _check_graded(episode)
     values = advantages(group.rewards, kind)
-    for episode, advantage in zip(group.episodes, values, strict=True):
-        for sample in episode.samples:
-            sequence = _sequence(sample, advantage, f"attempt {episode.attempt_id}")
-            if sequence.predicted:
-                sequences.append(sequence)
-    return sequences
+    return [
+        sequence
+        for episode, advantage in zip(group.episodes, values, strict=True)
+        if episode.attempt_id not in skip
+        for sequence in episode_sequences(episode, advantage)
+    ]
+
+
+def episode_sequences(episode: EpisodeRecord, advantage: float) -> list[TrainingSequence]:
+    """The sequences of one attempt; raises as `training_sequences`."""
+    _check_graded(episode)
+    where = f"attempt {episode.attempt_id}"
+    sequences = [_sequence(sample, advantage, where) for sample in episode.samples]
+    return [sequence for sequence in sequences if sequence.predicted]
 
 
 def pack(
@@ -115,6 +125,14 @@ def pack(
             batches.append([sequence])
     # A row alone gains nothing from a split attention.
     return [_tensors(batch, len(shared) if len(batch) > 1 else 0) for batch in batches]
+
+
+def _check_graded(episode: EpisodeRecord) -> None:
+    if episode.outcome != "graded":
+        raise EvidenceError(
+            f"episode is {episode.outcome}, only graded ones are trained on",
+            f"group {episode.group_id}, attempt {episode.attempt_id}",
+        )
 
 
 def _sequence(sample: Sample, advantage: float, where: str) -> TrainingSequence:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from rl.learner.losses import TokenLoss
-from rl.learner.packing import MicroBatch
 from rl.records import Group, UpdateMetrics
 
 
@@ -39,13 +38,19 @@ class Tally:
     groups: set[str] = field(default_factory=set[str])
     seconds: float = 0.0
 
-    def add_batch(self, batch: MicroBatch, result: TokenLoss, entropy: Tensor) -> None:
-        """Count one micro-batch, all of whose targets are loss tokens."""
+    def add_batch(self, padded_tokens: int, result: TokenLoss, entropy: Tensor) -> None:
+        """Count one micro-batch, all of whose targets are loss tokens.
+
+        Args:
+            padded_tokens: token positions that the model computed.
+            result: the loss, and what it did, at the true advantages.
+            entropy: of the targets' distributions, nats.
+        """
         log_ratio = result.log_ratio.double()
         ratio = log_ratio.exp()
         self.loss += float(result.loss.detach())
-        self.loss_tokens += batch.targets.numel()
-        self.computed_tokens += batch.padded_tokens
+        self.loss_tokens += entropy.numel()
+        self.computed_tokens += padded_tokens
         self.mismatch += float((torch.expm1(log_ratio) - log_ratio).sum())
         self.entropy += float(entropy.double().sum())
         self.clipped += int(result.clipped.sum())

@@ -17,8 +17,37 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
-class StartUpdate:
-    """Train update `update` on these groups, in this order."""
+class CancelAttempt:
+    """A running attempt can't be trained on any more: end it; `reason` says why."""
+
+    attempt_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAttempt:
+    """Work on this graded attempt now: its group is due in the batch of `update`.
+
+    What is made of it counts only when the group's `StreamGroup` follows; a
+    `DropGroup` may follow instead.
+    """
+
+    update: int
+    group_id: str
+    attempt_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamGroup:
+    """Accumulate this finished group's gradient into the batch of `update` now."""
+
+    update: int
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepUpdate:
+    """The batch of `update` is whole: step once these groups, in this order, are in."""
 
     update: int
     group_ids: tuple[str, ...]
@@ -39,4 +68,6 @@ class RetireVersion:
     version: int
 
 
-Command = Dispatch | StartUpdate | DropGroup | RetireVersion
+Command = (
+    Dispatch | CancelAttempt | StreamAttempt | StreamGroup | StepUpdate | DropGroup | RetireVersion
+)

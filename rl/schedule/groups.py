@@ -21,10 +21,12 @@ class PendingGroup:
 
     Attributes:
         draw: its number in the task order.
-        due: the last update that may train on it, `version + 1 + max_staleness`.
+        due: the last update that may train on it, see `rl.schedule.window`.
         waiting: attempts that still have to be dispatched.
         retries: relaunches of masked attempts that are left.
         rewards: reward by graded attempt, in order of completion.
+        lost: attempts that ended without a grade and are not relaunched.
+        hopeless: whether it was given up: too few attempts can still be graded.
     """
 
     group_id: str
@@ -37,7 +39,8 @@ class PendingGroup:
     launched: int = 0
     running: set[str] = field(default_factory=set[str])
     rewards: dict[str, float] = field(default_factory=dict[str, float])
-    masked: int = 0
+    lost: int = 0
+    hopeless: bool = False
 
     def launch(self) -> str:
         """Take one waiting attempt; returns its new, never reused id."""
@@ -50,24 +53,33 @@ class PendingGroup:
         return attempt_id
 
     def finish(self, attempt_id: str, outcome: Outcome, reward: float | None) -> None:
-        """Record the one outcome of a running attempt."""
+        """Record the one outcome of a running attempt.
+
+        A masked attempt waits to be relaunched while retries are left; a
+        cancelled one was given up on purpose and is not.
+        """
         if attempt_id not in self.running:
             raise ValueError(f"{attempt_id} is not running")
+        if outcome == "graded" and reward is None:
+            raise ValueError(f"{attempt_id} was graded without a reward")
         self.running.remove(attempt_id)
-        if outcome == "graded":
-            if reward is None:
-                raise ValueError(f"{attempt_id} was graded without a reward")
+        if reward is not None and outcome == "graded":
             self.rewards[attempt_id] = reward
-        elif self.retries > 0:
+        elif outcome == "masked" and self.retries > 0:
             self.retries -= 1
             self.waiting += 1
         else:
-            self.masked += 1
+            self.lost += 1
 
     def abandon_waiting(self) -> None:
-        """Mask the attempts that wait: their version is no longer served anywhere."""
-        self.masked += self.waiting
+        """Give up the attempts that wait, and every relaunch."""
+        self.lost += self.waiting
         self.waiting = 0
+        self.retries = 0
+
+    def can_reach(self, graded: int) -> bool:
+        """Whether so many attempts have been graded or still can be."""
+        return len(self.rewards) + len(self.running) + self.waiting >= graded
 
     @property
     def complete(self) -> bool:

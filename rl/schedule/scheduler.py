@@ -1,36 +1,54 @@
 """The scheduler: which group runs when, and which groups make which batch.
 
-A pure, deterministic state machine: events in, commands out, no clock, no I/O.
+A pure, deterministic state machine: events and a clock in, commands out, no I/O.
+The clock only feeds the estimates of how long tasks take.
 
-Invariants (S = max_staleness, B = groups per batch, `taken` = batches handed to
-the trainer so far, v = current version):
-- *Feasibility.*  A group of version u is due at update u+1+S.  For every update
-  d, the groups that are admitted but not taken and due by d number at most
-  B * (d - taken).  Admission keeps this for the newest version and `_select`
-  keeps it for all others, so a group can always be trained in time: nothing
-  goes stale, and no finished episode is thrown away for its age.
-- *Bound.*  Update t takes no group that was due before t, so (t-1) - u <= S.
-- *Ahead.*  Hence never more than (S+1) * B groups are in flight or buffered.
+Invariants (S = max_staleness, B = groups per batch, v = current version):
+- *Feasibility.*  Every group that is admitted can be placed into a batch that it
+  is not too stale for (`rl.schedule.window`): nothing goes stale, and no finished
+  episode is thrown away for its age.
+- *Bound.*  Update t takes no group of a version u with (t-1) - u > S, counted
+  from the dispatch of the group's first attempt.
+- *Ahead.*  Never more than (S+1) * B groups are in flight, buffered or in the
+  forming batch.
 - *Exactly once.*  Every dispatched attempt is finished once; every group is
-  taken once or dropped once, and a dropped one is replaced by a fresh draw.
-- *Leases.*  A version is retired once, when it is older than the current one
-  and no incomplete group has it.
-- *Versions.*  An attempt goes only to a replica that serves its group's version.
+  streamed once or dropped once, and a dropped one is replaced by a fresh draw.
+- *Streaming.*  A group is streamed to the trainer as soon as it is complete and
+  its place can't be owed to an older one; a step follows the last of a batch.
+  A group that is due in the forming batch is certain to be in it unless it is
+  dropped, so its graded attempts are streamed before it is complete.
+- *Leases.*  A group holds its version until it is complete; a version is retired
+  once, when it is older than the current one and nobody holds it.
+- *Versions.*  An attempt goes only to a replica that has proven its version.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypedDict
 
 from rl.config import ScheduleConfig
 from rl.errors import StalenessViolation
 from rl.records import Outcome
-from rl.schedule.commands import Command, Dispatch, DropGroup, RetireVersion, StartUpdate
+from rl.schedule.backlog import Backlog
+from rl.schedule.commands import (
+    CancelAttempt,
+    Command,
+    Dispatch,
+    DropGroup,
+    RetireVersion,
+    StepUpdate,
+    StreamAttempt,
+    StreamGroup,
+)
+from rl.schedule.estimates import DurationEstimates
 from rl.schedule.groups import PendingGroup
+from rl.schedule.leases import LeaseTable
 from rl.schedule.order import TaskOrder
+from rl.schedule.replicas import ReplicaPool
+from rl.schedule.window import DueWindow
 
 
 class Frontier(TypedDict):
@@ -40,11 +58,16 @@ class Frontier(TypedDict):
         updates_done: updates that are finished.
         next_draw: first draw that has never been admitted.
         redraw: draws that were admitted and not trained on.
+        durations: what is known of the tasks' durations.
     """
 
     updates_done: int
     next_draw: int
     redraw: list[int]
+    durations: dict[str, tuple[int, float]]
+
+
+FRESH = Frontier(updates_done=0, next_draw=0, redraw=[], durations={})
 
 
 @dataclass
@@ -59,13 +82,13 @@ class SchedulerCounts:
     refilled_groups: int = 0
 
 
-@dataclass
-class _Replica:
-    """A replica as the scheduler sees it."""
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A running attempt."""
 
-    versions: set[int] = field(default_factory=set[int])
-    suspended: bool = False
-    running: set[str] = field(default_factory=set[str])
+    group: PendingGroup
+    replica: int
+    started: float
 
 
 class Scheduler:
@@ -78,9 +101,7 @@ class Scheduler:
         replicas: number of replicas.
         incarnation: how many drivers the campaign had before; part of group ids,
             so that a redrawn group never reuses an id.
-        updates_done: updates that a checkpoint has already made.
-        next_draw: first draw that has never been admitted.
-        redraw: draws that were admitted before and not trained on.
+        frontier: where a checkpoint left off.
     """
 
     def __init__(
@@ -91,111 +112,139 @@ class Scheduler:
         slots: int,
         replicas: int,
         incarnation: int = 0,
-        updates_done: int = 0,
-        next_draw: int = 0,
-        redraw: tuple[int, ...] = (),
+        frontier: Frontier = FRESH,
     ) -> None:
         self._config = config
-        self._order = order
         self._slots = slots
         self._incarnation = incarnation
-        self._taken = updates_done
-        self._finished = updates_done
+        self._finished = frontier["updates_done"]
+        self._window = DueWindow(
+            config.groups_per_batch, config.max_staleness, config.updates, self._finished
+        )
+        self._estimates = DurationEstimates(frontier["durations"])
+        self._backlog = Backlog(
+            order,
+            self._estimates,
+            config.groups_per_batch,
+            frontier["next_draw"],
+            tuple(frontier["redraw"]),
+        )
         self._version: int | None = None
-        self._next_draw = next_draw
-        self._redraw = list(redraw)
+        self._pool = ReplicaPool(replicas)
+        self._leases = LeaseTable()
         self._groups: dict[str, PendingGroup] = {}
-        self._in_training: list[PendingGroup] = []
-        self._replicas = [_Replica() for _ in range(replicas)]
-        self._attempts: dict[str, tuple[PendingGroup, int]] = {}
-        self._served: set[int] = set()
-        self._drops: list[DropGroup] = []
+        self._attempts: dict[str, _Attempt] = {}
+        self._waiting: dict[int, deque[PendingGroup]] = {}  # by version
+        self._complete: dict[int, deque[PendingGroup]] = {}  # by due update
+        self._placed: list[PendingGroup] = []
+        self._stepping = False
+        self._unserved = False  # whether a version may have lost its last replica
+        self._early: list[StreamAttempt] = []
+        self._given_up: list[CancelAttempt | DropGroup] = []
         self._refills_left = config.refill_zero_variance
         self.counts = SchedulerCounts()
 
-    @classmethod
-    def resumed(
-        cls,
-        config: ScheduleConfig,
-        order: TaskOrder,
-        frontier: Frontier,
-        *,
-        slots: int,
-        replicas: int,
-        incarnation: int,
-    ) -> Scheduler:
-        """A scheduler that goes on where a checkpoint's `frontier` left off."""
-        return cls(
-            config,
-            order,
-            slots=slots,
-            replicas=replicas,
-            incarnation=incarnation,
-            updates_done=frontier["updates_done"],
-            next_draw=frontier["next_draw"],
-            redraw=tuple(frontier["redraw"]),
-        )
-
     # ---- events ---------------------------------------------------------
 
-    def version_current(self, version: int, replicas: Sequence[int]) -> None:
-        """`version` is current: these replicas serve it and have proven it."""
-        if self._version is not None and version <= self._version:
-            raise StalenessViolation(f"version {version} after {self._version}", "scheduler")
+    def version_current(self, version: int, replicas: Mapping[int, int]) -> None:
+        """`version` is current: these replicas have proven it, in these generations."""
         if version > self._finished:
             raise StalenessViolation(
                 f"version {version} published before update {version} finished", "scheduler"
             )
+        self._leases.offer(version)
         self._version = version
-        self._served.add(version)
-        for index in replicas:
-            self._replicas[index].versions.add(version)
+        for index, generation in replicas.items():
+            self._pool.proven(index, version, generation)
+        self._unserved = True
 
-    def attempt_finished(self, attempt_id: str, outcome: Outcome, reward: float | None) -> None:
+    def attempt_finished(
+        self, attempt_id: str, outcome: Outcome, reward: float | None, now: float
+    ) -> None:
         """A dispatched attempt reached its one terminal event."""
-        group, replica = self._attempts.pop(attempt_id)
-        self._replicas[replica].running.discard(attempt_id)
+        attempt = self._attempts[attempt_id]
+        group = attempt.group
+        queued = group.waiting > 0
         group.finish(attempt_id, outcome, reward)
-        setattr(self.counts, outcome, getattr(self.counts, outcome) + 1)
+        del self._attempts[attempt_id]
+        self._pool.gave(attempt.replica)
+        if outcome == "graded":
+            self.counts.graded += 1
+            self._estimates.observe(group.task, now - attempt.started)
+            if group.due == self._window.forming and not group.complete:
+                self._early.append(StreamAttempt(group.due, group.group_id, attempt_id))
+        elif outcome == "masked":
+            self.counts.masked += 1
+        else:
+            self.counts.cancelled += 1
+        if not group.can_reach(self._config.min_group):
+            self._give_up(group)
         if group.complete:
             self._judge(group)
+        elif group.waiting and not queued:  # a relaunch goes ahead of younger groups
+            self._waiting[group.version].appendleft(group)
+            self._unserved = self._unserved or not self._pool.serves(group.version)
 
     def update_finished(self, update: int) -> None:
         """The trainer made version `update`."""
-        if update != self._finished + 1 or update != self._taken:
+        if not self._stepping or update != self._window.forming:
             raise StalenessViolation(f"update {update} finished out of order", "scheduler")
+        self._window.advance()
         self._finished = update
-        self._in_training = []
+        self._placed = []
+        self._stepping = False
+        self._refills_left = self._config.refill_zero_variance
+        for group in self._groups.values():
+            if group.due == self._window.forming and not group.complete:
+                self._early.extend(
+                    StreamAttempt(group.due, group.group_id, attempt_id)
+                    for attempt_id in group.rewards
+                )
 
-    def replica_lost(self, replica: int) -> None:
-        """A replica left rotation; what ran on it ends by its own terminal events."""
-        self._replicas[replica].versions.clear()
-        self._replicas[replica].suspended = False
+    def replica_lost(self, replica: int) -> int:
+        """A replica left rotation; what ran on it ends by its own terminal events.
+
+        Returns its new generation: nothing that was proven before counts for it.
+        """
+        self._unserved = True
+        return self._pool.lost(replica)
+
+    def replica_generation(self, replica: int) -> int:
+        """How often the replica has been lost; news of an earlier one is old."""
+        return self._pool.generation(replica)
 
     def suspend_replica(self, replica: int) -> None:
         """Send a replica nothing while it is found out whether it is alive."""
-        self._replicas[replica].suspended = True
+        self._pool.suspend(replica)
 
     def resume_replica(self, replica: int) -> None:
         """The suspended replica answers: send it work again."""
-        self._replicas[replica].suspended = False
+        self._pool.resume(replica)
 
-    def replica_back(self, replica: int, version: int) -> None:
-        """A replica that was lost came back and has proven `version`."""
-        self._replicas[replica].versions.add(version)
+    def replica_back(self, replica: int, version: int, generation: int) -> None:
+        """A replica that was lost has proven `version` in this generation."""
+        if self._version is None or version >= self._version or version in self._leases.offered:
+            self._pool.proven(replica, version, generation)
+            self._unserved = True
 
     # ---- commands -------------------------------------------------------
 
-    def poll(self) -> list[Command]:
-        """Everything that can be done now; calling it again yields nothing new."""
-        commands: list[Command] = []
+    def poll(self, now: float) -> list[Command]:
+        """Everything that can be done now; calling it again yields nothing new.
+
+        Args:
+            now: of any steady clock, s.
+        """
         self._strand()
-        commands.extend(self._take_drops())
-        update = self._select()
-        if update is not None:
-            commands.append(update)
-        commands.extend(self._dispatch())
-        commands.extend(self._retire())
+        commands: list[Command] = [*self._early, *self._given_up]
+        self._early.clear()
+        self._given_up.clear()
+        commands.extend(self._stream())
+        commands.extend(self._dispatch(now))
+        for version in self._leases.retire():
+            self._pool.retired(version)
+            self._waiting.pop(version, None)
+            commands.append(RetireVersion(version))
         return commands
 
     @property
@@ -209,19 +258,19 @@ class Scheduler:
         return len(self._attempts)
 
     @property
-    def running_attempts(self) -> tuple[str, ...]:
-        """Ids of the attempts that run now."""
-        return tuple(self._attempts)
-
-    @property
     def ready_groups(self) -> int:
         """Complete groups that wait for a batch."""
-        return sum(group.complete for group in self._groups.values())
+        return sum(len(groups) for groups in self._complete.values())
+
+    @property
+    def streamed_groups(self) -> int:
+        """Groups in the batch that is being formed or trained."""
+        return len(self._placed)
 
     @property
     def training(self) -> bool:
-        """Whether a batch is with the trainer."""
-        return self._taken > self._finished
+        """Whether a whole batch is with the trainer."""
+        return self._stepping
 
     def frontier(self) -> Frontier:
         """What a checkpoint of the finished updates must know to continue.
@@ -229,140 +278,141 @@ class Scheduler:
         Draws in the batch that the trainer is working on count as not trained:
         the checkpoint belongs to the last finished update.
         """
-        untrained = [*self._groups.values(), *self._in_training]
-        redraw = sorted({*self._redraw, *(group.draw for group in untrained)})
+        untrained = [*self._groups.values(), *self._placed]
+        redraw = sorted({*self._backlog.owed, *(group.draw for group in untrained)})
         return {
             "updates_done": self._finished,
-            "next_draw": self._next_draw,
+            "next_draw": self._backlog.next_draw,
             "redraw": redraw,
+            "durations": self._estimates.snapshot(),
         }
 
-    # ---- inside ---------------------------------------------------------
+    # ---- groups that end ------------------------------------------------
 
     def _judge(self, group: PendingGroup) -> None:
-        """Drop a complete group that can't be trained on, or has no signal."""
+        """Keep a complete group for a batch, or drop it for want of signal."""
+        self._leases.release(group.version, group.group_id)
         if len(group.rewards) < self._config.min_group:
-            reason = f"only {len(group.rewards)} of its attempts were graded"
+            self._drop(group, f"only {len(group.rewards)} of its attempts were graded")
         elif group.zero_variance and self._refills_left > 0:
             self._refills_left -= 1
             self.counts.refilled_groups += 1
-            reason = "all rewards are equal"
+            self._drop(group, "all rewards are equal")
         else:
-            return
+            self._complete.setdefault(group.due, deque()).append(group)
+
+    def _drop(self, group: PendingGroup, reason: str) -> None:
         del self._groups[group.group_id]
+        self._window.close(group.due)
         self.counts.dropped_groups += 1
-        self._drops.append(DropGroup(group.group_id, reason))
+        self._given_up.append(DropGroup(group.group_id, reason))
 
-    def _take_drops(self) -> list[DropGroup]:
-        drops, self._drops = self._drops, []
-        return drops
-
-    def _select(self) -> StartUpdate | None:
-        """The next batch, if the trainer is free and a feasible one is complete."""
-        if self.training or self.done:
-            return None
-        update = self._taken + 1
-        size = self._config.groups_per_batch
-        by_due = sorted(self._groups.values(), key=lambda group: (group.due, group.draw))
-        chosen = [group for group in by_due if group.complete][:size]
-        if len(chosen) < size:
-            return None
-        ids = {group.group_id for group in chosen}
-        for position, group in enumerate((g for g in by_due if g.group_id not in ids), start=1):
-            if position > size * (group.due - update):
-                return None  # taking these now would leave more than can be trained in time
-        if any(update - 1 - group.version > self._config.max_staleness for group in chosen):
-            raise StalenessViolation(f"update {update} would take a stale group", "scheduler")
-        for group in chosen:
-            del self._groups[group.group_id]
-        self._in_training = chosen
-        self._taken = update
-        self._refills_left = self._config.refill_zero_variance
-        return StartUpdate(update, tuple(group.group_id for group in chosen))
-
-    def _dispatch(self) -> list[Dispatch]:
-        """Fill free slots: attempts of admitted groups first, oldest version first."""
-        commands: list[Dispatch] = []
-        ready = {v for r in self._replicas if not r.suspended for v in r.versions}
-        if self._version not in ready:
-            return commands
-        queue = deque(
-            sorted(
-                (g for g in self._groups.values() if g.waiting and g.version in ready),
-                key=lambda group: (group.version, group.draw),
+    def _give_up(self, group: PendingGroup) -> None:
+        """Spend nothing more on a group that can't be trained on any more."""
+        group.abandon_waiting()
+        if not group.hopeless:
+            group.hopeless = True
+            self._given_up.extend(
+                CancelAttempt(attempt_id, "too few of its group can still be graded")
+                for attempt_id in sorted(group.running)
             )
-        )
-        while len(self._attempts) < self._slots:
-            while queue and not queue[0].waiting:
-                queue.popleft()
-            if not queue:
-                group = self._admit()
-                if group is None:
-                    break
-                queue.append(group)
-            commands.append(self._launch(queue[0]))
-        return commands
 
     def _strand(self) -> None:
         """Give up waiting attempts whose version no replica serves any more.
 
-        While no replica serves anything, nothing is given up: one may come back.
+        While no replica serves the current version, nothing is given up: one may
+        come back.
         """
-        served = {version for replica in self._replicas for version in replica.versions}
-        if self._version not in served:
+        if not self._unserved or self._version is None or not self._pool.serves(self._version):
             return
-        for group in list(self._groups.values()):
-            if group.waiting and group.version not in served:
-                group.abandon_waiting()
-                if group.complete:
-                    self._judge(group)
+        self._unserved = False
+        for version in self._leases.offered:
+            if self._pool.serves(version):
+                continue
+            for group in list(self._waiting.get(version, ())):
+                if group.waiting:
+                    self._abandon(group)
 
-    def _launch(self, group: PendingGroup) -> Dispatch:
-        """Send one attempt to the least loaded replica that serves its version."""
-        replica = min(
-            (
-                index
-                for index, state in enumerate(self._replicas)
-                if group.version in state.versions and not state.suspended
-            ),
-            key=lambda index: (len(self._replicas[index].running), index),
-        )
-        attempt_id = group.launch()
-        self._replicas[replica].running.add(attempt_id)
-        self._attempts[attempt_id] = (group, replica)
-        self.counts.dispatched += 1
-        return Dispatch(attempt_id, group.group_id, group.task, group.version, replica)
+    def _abandon(self, group: PendingGroup) -> None:
+        group.abandon_waiting()
+        if not group.can_reach(self._config.min_group):
+            self._give_up(group)
+        if group.complete:
+            self._judge(group)
 
-    def _admit(self) -> PendingGroup | None:
+    # ---- batches --------------------------------------------------------
+
+    def _stream(self) -> list[Command]:
+        """Place complete groups, earliest due first; step when the batch is whole."""
+        commands: list[Command] = []
+        if self.done or self._stepping:
+            return commands
+        update = self._window.forming
+        for due in sorted(self._complete):
+            groups = self._complete[due]
+            while groups and self._window.can_place(due):
+                group = groups.popleft()
+                self._window.place(group.version, due)
+                del self._groups[group.group_id]
+                self._placed.append(group)
+                commands.append(StreamGroup(update, group.group_id))
+            if not groups:
+                del self._complete[due]
+        if self._window.full:
+            self._stepping = True
+            commands.append(StepUpdate(update, tuple(group.group_id for group in self._placed)))
+        return commands
+
+    # ---- attempts -------------------------------------------------------
+
+    def _dispatch(self, now: float) -> list[Dispatch]:
+        """Fill free slots: attempts of admitted groups first, oldest version first."""
+        commands: list[Dispatch] = []
+        while len(self._attempts) < self._slots:
+            found = self._next_waiting() or self._admit()
+            if found is None:
+                break
+            group, replica = found
+            attempt_id = group.launch()
+            self._attempts[attempt_id] = _Attempt(group, replica, now)
+            self._pool.took(replica)
+            self.counts.dispatched += 1
+            commands.append(
+                Dispatch(attempt_id, group.group_id, group.task, group.version, replica)
+            )
+        return commands
+
+    def _next_waiting(self) -> tuple[PendingGroup, int] | None:
+        """The next attempt of an admitted group, and the replica it goes to."""
+        for version in sorted(self._waiting):
+            groups = self._waiting[version]
+            while groups and not groups[0].waiting:
+                groups.popleft()
+            if groups:
+                replica = self._pool.least_loaded(version)
+                if replica is not None:
+                    return groups[0], replica
+        return None
+
+    def _admit(self) -> tuple[PendingGroup, int] | None:
         """Open a group under the current version, if it can be trained in time."""
-        config = self._config
-        if self._version is None:
+        version = self._version
+        if version is None or not self._window.can_admit(version):
             return None
-        size = config.groups_per_batch
-        due = self._version + 1 + config.max_staleness
-        room = size * (min(due, config.updates) - self._taken)
-        if len(self._groups) >= room:
+        replica = self._pool.least_loaded(version)
+        if replica is None:
             return None
-        draw = self._redraw.pop(0) if self._redraw else self._next_draw
-        if draw == self._next_draw:
-            self._next_draw += 1
+        draw, task = self._backlog.take()
         group = PendingGroup(
             group_id=f"g{draw:05d}.{self._incarnation}",
             draw=draw,
-            task=self._order.task(draw),
-            version=self._version,
-            due=due,
-            waiting=config.group_size,
-            retries=config.attempt_retries,
+            task=task,
+            version=version,
+            due=self._window.admit(version),
+            waiting=self._config.group_size,
+            retries=self._config.attempt_retries,
         )
+        self._leases.acquire(version, group.group_id)
         self._groups[group.group_id] = group
-        return group
-
-    def _retire(self) -> list[RetireVersion]:
-        """Versions behind the current one that no incomplete group holds."""
-        if self._version is None:
-            return []
-        leased = {group.version for group in self._groups.values() if not group.complete}
-        free = sorted(v for v in self._served if v < self._version and v not in leased)
-        self._served.difference_update(free)
-        return [RetireVersion(version) for version in free]
+        self._waiting.setdefault(version, deque()).append(group)
+        return group, replica

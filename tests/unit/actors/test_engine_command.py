@@ -24,9 +24,10 @@ def test_cpu_command_is_golden() -> None:
         "--host 127.0.0.1 --port 20100 --dtype float32 --seed 5 --max-model-len 512 "
         "--max-num-seqs 16 --tensor-parallel-size 1 --generation-config vllm "
         "--logprobs-mode processed_logprobs --enable-prefix-caching "
-        "--disable-uvicorn-access-log --enable-lora --max-lora-rank 16 --max-loras 2 "
-        "--max-cpu-loras 4 --lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj "
-        "down_proj --kv-cache-memory-bytes 67108864 --block-size 32 --enforce-eager"
+        "--disable-uvicorn-access-log --scheduling-policy priority --enable-lora "
+        "--max-lora-rank 16 --max-loras 2 --max-cpu-loras 4 "
+        "--lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj "
+        "--kv-cache-memory-bytes 67108864 --block-size 32 --enforce-eager"
     )
     assert command.argv[0] == PYTHON
     assert command.environment == {

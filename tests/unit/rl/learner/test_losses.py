@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from rl.config import LossConfig
 from rl.learner.losses import (
+    _FORMS,
     LOG_RATIO_LIMIT,
+    advantage_form,
     advantages,
     importance_sampling,
     ppo_clip,
@@ -138,6 +141,41 @@ def test_only_objectives_without_a_kl_term_vanish_at_advantage_zero():
     assert not vanishes_without_advantage(LossConfig(name="trust_region"))
     assert vanishes_without_advantage(LossConfig(name="trust_region", kl_weight=0))
     assert vanishes_without_advantage(LossConfig(name="ppo_clip"))
+
+
+def test_every_loss_declares_how_it_depends_on_the_advantage():
+    assert set(_FORMS) == set(NAMES) == set(get_args(LossConfig.model_fields["name"].annotation))
+
+
+def test_a_loss_that_declares_nothing_is_taken_to_be_of_any_form():
+    config = LossConfig.model_construct(name="new", kl_weight=0.0)
+    assert advantage_form(config) == "other"
+    assert not vanishes_without_advantage(config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100, deadline=None)
+@given(
+    tokens=st.lists(st.tuples(logprob, logprob), min_size=1, max_size=8),
+    size=st.floats(1e-3, 1e3),
+    negative=st.booleans(),
+)
+def test_every_loss_is_of_the_form_that_it_declares(name, tokens, size, negative):
+    logp, mu = (list(column) for column in zip(*tokens, strict=True))
+    form = advantage_form(LossConfig(name=name))
+    assert form != "other"
+    sign = -1.0 if negative else 1.0
+    unit = 1.0 if form == "linear" else sign
+    found, at_unit, at_zero = (
+        evaluate(name, logp, mu, [advantage] * len(logp), [1.0] * len(logp))
+        for advantage in (size * sign, unit, 0.0)
+    )
+    for part in range(2):  # the loss, and its gradient
+        slope = at_unit[part] - at_zero[part]
+        wanted = at_zero[part] + size * sign * unit * slope
+        np.testing.assert_allclose(found[part], wanted, rtol=1e-9, atol=1e-9 * size)
+    if form == "linear_by_sign":
+        assert (found[2] == at_unit[2]).all()
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=10))

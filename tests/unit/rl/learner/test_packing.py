@@ -93,6 +93,12 @@ def test_both_samples_of_a_compacted_episode_carry_its_advantage():
     assert [s.advantage for s in training_sequences(group, "mean")] == [0.5, 0.5, -0.5]
 
 
+def test_a_skipped_attempt_still_counts_in_the_advantages():
+    group = random_group("g", 1)
+    whole = training_sequences(group, "mean")
+    assert training_sequences(group, "mean", skip={"g-0", "g-3"}) == whole[1:3]
+
+
 def test_a_masked_episode_is_refused():
     good = make_episode([], 1.0)
     failure = Failure(kind="SandboxError", message="gone")

@@ -21,18 +21,9 @@ from tests.unit.rl.learner.tiny_policy import (
     make_episode,
     make_group,
     random_group,
+    trained,
     write_adapter,
 )
-
-
-def trained(model_dir: Path, updates: int, learner: PeftLearner | None = None) -> PeftLearner:
-    """A learner `updates` further, on groups that depend on the update alone."""
-    learner = learner or PeftLearner(make_config(), model_dir)
-    for update in range(learner.version + 1, learner.version + updates + 1):
-        for index in range(2):
-            learner.accumulate(update, random_group(f"g{index}", 10 * update + index, update - 1))
-        learner.step(update)
-    return learner
 
 
 def fresh_model(model_dir: Path, learner: PeftLearner, folder: Path) -> Any:
@@ -94,7 +85,9 @@ def test_streamed_gradients_in_any_order_equal_the_one_shot_ones(
     groups = [random_group(f"g{i}", 40 + i, version=1) for i in range(3)]
     wanted = one_shot_gradients(reference, groups, kl=1e-3)
     learner._policy.shares_prefixes = share
-    for order in (groups, groups[::-1]):
+    for order, early in ((groups, 0), (groups[::-1], 0), (groups, 3)):
+        for group in order:
+            learner.accumulate_attempts(2, group.group_id, group.episodes[:early])
         for group in order:
             learner.accumulate(2, group)
         found = gradients(learner)

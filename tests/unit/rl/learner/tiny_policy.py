@@ -120,6 +120,16 @@ def random_group(group_id: str, seed: int, version: int = 0, prompt: int = 24) -
     return make_group(episodes)
 
 
+def trained(model_dir: Path, updates: int, learner: PeftLearner | None = None) -> PeftLearner:
+    """A learner `updates` further, on groups that depend on the update alone."""
+    learner = learner or PeftLearner(make_config(), model_dir)
+    for update in range(learner.version + 1, learner.version + updates + 1):
+        for index in range(2):
+            learner.accumulate(update, random_group(f"g{index}", 10 * update + index, update - 1))
+        learner.step(update)
+    return learner
+
+
 def gradients(learner: PeftLearner) -> list[torch.Tensor]:
     """Copies of the gradients accumulated so far."""
     return [weight.grad.clone() for weight in learner._policy.parameters if weight.grad is not None]

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl.schedule.order import TaskOrder
+from tests.support.schedule_model.unhurried import unhurried
 
 
+@unhurried
 @given(families=st.lists(st.sampled_from("abcd"), min_size=1, max_size=40), seed=st.integers())
 def test_every_epoch_draws_every_task_once(families: list[str], seed: int) -> None:
     order = TaskOrder(families, seed)

@@ -1,285 +1,297 @@
-"""The scheduler's invariants under arbitrary interleavings."""
+"""The scheduler's decisions about groups and batches, one by one.
+
+Its invariants under every interleaving are for `test_exhaustive` and
+`test_state_machine`; versions and replicas for `test_scheduler_versions`.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from rl.config import ScheduleConfig
 from rl.errors import StalenessViolation
-from rl.schedule.commands import Dispatch, DropGroup, RetireVersion, StartUpdate
-from rl.schedule.order import TaskOrder
-from rl.schedule.scheduler import Scheduler
-
-FAMILIES = list("aabbcc")
-
-
-def make(
-    *, updates: int = 4, staleness: int = 1, slots: int = 4, refill: int = 0, retries: int = 1
-) -> Scheduler:
-    config = ScheduleConfig(
-        updates=updates,
-        batch_size=4,
-        group_size=2,
-        max_staleness=staleness,
-        refill_zero_variance=refill,
-        attempt_retries=retries,
-    )
-    return Scheduler(config, TaskOrder(FAMILIES, 0), slots=slots, replicas=2)
-
-
-class World:
-    """Carries out a scheduler's commands in an order that a test chooses."""
-
-    def __init__(self, scheduler: Scheduler, staleness: int, slots: int) -> None:
-        self.scheduler = scheduler
-        self.staleness = staleness
-        self.slots = slots
-        self.flying: list[Dispatch] = []
-        self.versions: dict[str, int] = {}
-        self.training: int | None = None
-        self.to_publish: list[int] = []
-        self.trained: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
-        self.retired: list[int] = []
-        self.ended: Counter[str] = Counter()
-        self.lost: int | None = None
-        self.current = 0
-        scheduler.version_current(0, [0, 1])
-
-    def obey(self) -> None:
-        for command in self.scheduler.poll():
-            match command:
-                case Dispatch():
-                    assert command.version not in self.retired
-                    assert command.replica != self.lost
-                    assert self.versions.setdefault(command.group_id, command.version) == (
-                        command.version
-                    )
-                    self.flying.append(command)
-                case StartUpdate(update, groups):
-                    assert self.training is None
-                    self.training = update
-                    for group in groups:
-                        assert 0 <= (update - 1) - self.versions[group] <= self.staleness
-                        self.trained[group] += 1
-                case DropGroup(group):
-                    self.dropped[group] += 1
-                case RetireVersion(version):
-                    assert all(flight.version != version for flight in self.flying)
-                    self.retired.append(version)
-        assert len(self.flying) <= self.slots
-        assert self.scheduler.poll() == []
-
-    def choices(self) -> list[str]:
-        moves = ["finish"] * bool(self.flying)
-        moves += ["train"] * (self.training is not None)
-        return moves + ["publish"] * bool(self.to_publish)
-
-    def lose(self, replica: int) -> None:
-        self.scheduler.suspend_replica(replica)
-        self.obey()
-        self.scheduler.replica_lost(replica)
-        self.lost = replica
-
-    def back(self) -> None:
-        assert self.lost is not None
-        self.scheduler.replica_back(self.lost, self.current)
-        self.lost = None
-
-    def finish(self, index: int, outcome: str, reward: float) -> None:
-        flight = self.flying.pop(index % len(self.flying))
-        self.ended[flight.attempt_id] += 1
-        graded = outcome == "graded"
-        self.scheduler.attempt_finished(
-            flight.attempt_id, "graded" if graded else "masked", reward if graded else None
-        )
-
-    def train(self) -> None:
-        assert self.training is not None
-        self.scheduler.update_finished(self.training)
-        self.to_publish.append(self.training)
-        self.training = None
-
-    def publish(self) -> None:
-        version = self.to_publish[-1]
-        self.to_publish.clear()
-        self.current = version
-        self.scheduler.version_current(version, [i for i in (0, 1) if i != self.lost])
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    data=st.data(),
-    staleness=st.integers(0, 3),
-    slots=st.sampled_from([1, 3, 8, 40]),
-    refill=st.integers(0, 2),
+from rl.schedule.commands import (
+    CancelAttempt,
+    Command,
+    Dispatch,
+    DropGroup,
+    StepUpdate,
+    StreamAttempt,
+    StreamGroup,
 )
-def test_every_interleaving_keeps_the_bound_and_loses_nothing(
-    data: st.DataObject, staleness: int, slots: int, refill: int
-) -> None:
-    updates = 4
-    scheduler = make(updates=updates, staleness=staleness, slots=slots, refill=refill)
-    world = World(scheduler, staleness, slots)
-    for _ in range(2_000):
-        world.obey()
-        if scheduler.done:
-            break
-        moves = world.choices()
-        assert moves, "the scheduler waits for something that can't happen"
-        fault = data.draw(st.sampled_from([None] * 8 + ["lose" if world.lost is None else "back"]))
-        move = fault or data.draw(st.sampled_from(moves))
-        if move == "lose":
-            world.lose(data.draw(st.integers(0, 1)))
-        elif move == "finish":
-            outcome = data.draw(st.sampled_from(["graded"] * 5 + ["masked"]))
-            world.finish(data.draw(st.integers(0, 50)), outcome, data.draw(st.sampled_from([0, 1])))
-        else:
-            getattr(world, move)()
-    assert scheduler.done
-    assert sum(world.trained.values()) == updates * 2
-    assert set(world.trained.values()) == {1}
-    assert not set(world.trained) & set(world.dropped)
-    assert set(world.ended.values()) == {1}
-    assert not world.flying
+from rl.schedule.scheduler import Frontier
+from tests.support.schedule_model.play import Play
 
 
-def test_never_more_than_the_bound_is_admitted_ahead_of_the_trainer() -> None:
-    scheduler = make(slots=100)
-    world = World(scheduler, 1, 100)
-    world.obey()
-    assert len(world.flying) == (1 + 1) * 4
+def kinds(commands: list[Command], *wanted: type) -> list[Command]:
+    return [command for command in commands if isinstance(command, wanted)]
 
 
-def test_a_batch_waits_for_the_group_that_would_go_stale() -> None:
-    scheduler = make(slots=100)
-    world = World(scheduler, 1, 100)
-    world.obey()
-    straggler = world.flying[0].group_id
-    for _ in range(2):  # two updates are made from what is complete, one group lags
-        while any(f.group_id != straggler for f in world.flying) and world.training is None:
-            index = next(i for i, f in enumerate(world.flying) if f.group_id != straggler)
-            world.finish(index, "graded", float(index % 2))
-            world.obey()
-        if world.training is None:
-            break
-        world.train()
-        world.publish()
-        world.obey()
-    assert world.trained[straggler] == 0
-    assert world.training is None, "update 2 must not start without the group that is due"
-    while any(f.group_id == straggler for f in world.flying):
-        index = next(i for i, f in enumerate(world.flying) if f.group_id == straggler)
-        world.finish(index, "graded", 1.0)
-    world.obey()
-    assert world.training == 2
-    assert world.trained[straggler] == 1
+def reached(frontier: Frontier, batch: int = 4) -> Play:
+    """A new driver's scheduler, from a frontier that has been on disk."""
+    read = json.loads(json.dumps(frontier))
+    return Play(frontier=read, incarnation=1, slots=100, batch=batch)
 
 
-def test_a_masked_attempt_is_relaunched_under_a_new_id_and_version_of_its_group() -> None:
-    scheduler = make(slots=1)
-    world = World(scheduler, 1, 1)
-    world.obey()
-    first = world.flying[0]
-    world.finish(0, "masked", 0.0)
-    world.obey()
-    again = world.flying[0]
-    assert again.group_id == first.group_id
-    assert again.attempt_id != first.attempt_id
-    assert again.version == first.version
+# ---- admission ----------------------------------------------------------
 
 
-def test_a_group_with_too_few_graded_attempts_is_dropped_and_replaced() -> None:
-    scheduler = make(slots=2, retries=0)
-    world = World(scheduler, 1, 2)
-    world.obey()
-    group = world.flying[0].group_id
-    world.finish(0, "masked", 0.0)
-    world.finish(0, "graded", 1.0)
-    world.obey()
-    assert world.dropped[group] == 1
-    assert world.flying
-    assert world.flying[0].group_id != group
+def test_no_more_is_admitted_ahead_of_the_trainer_than_the_bound() -> None:
+    assert len(Play(slots=100, staleness=0).running) == 4
+    assert len(Play(slots=100, staleness=1).running) == 8
+    assert len(Play(slots=100, staleness=3).running) == 16
 
 
-def test_zero_variance_groups_are_refilled_up_to_the_limit_only() -> None:
-    scheduler = make(slots=2, refill=1)
-    world = World(scheduler, 1, 2)
-    for _ in range(2):
-        world.obey()
-        world.finish(0, "graded", 1.0)
-        world.finish(0, "graded", 1.0)
-    world.obey()
-    assert sum(world.dropped.values()) == 1
+def test_a_finished_group_makes_no_room_until_its_batch_is_trained() -> None:
+    play = Play(slots=100, staleness=0)
+    step = play.until_step()
+    assert play.poll() == []
+    play.train(step.update)
+    assert play.running == {}, "version 0 is too old for update 2"
+    assert len(kinds(play.publish(1), Dispatch)) == 4
 
 
-def test_attempts_go_to_the_least_loaded_replica_that_serves_their_version() -> None:
-    scheduler = make(slots=4)
-    world = World(scheduler, 1, 4)
-    world.obey()
-    assert Counter(flight.replica for flight in world.flying) == {0: 2, 1: 2}
-    scheduler.replica_lost(1)
-    world.finish(0, "graded", 1.0)
-    world.obey()
-    assert world.flying[-1].replica == 0
-    scheduler.replica_back(1, 0)
-    world.finish(0, "graded", 1.0)
-    world.obey()
-    assert world.flying[-1].replica == 1
+def test_no_group_is_admitted_that_no_update_is_left_for() -> None:
+    play = Play(updates=2, slots=100, staleness=3)
+    opened = set(play.groups())
+    for update in (1, 2):
+        assert play.until_step().update == update
+        play.train(update)
+        opened |= set(play.groups())
+    assert len(opened) == 4
+    assert play.scheduler.done
+    assert play.running == {}
 
 
-def test_a_suspended_replica_gets_nothing_until_it_answers() -> None:
-    scheduler = make(slots=4)
-    scheduler.suspend_replica(0)
-    world = World(scheduler, 1, 4)
-    world.obey()
-    assert {flight.replica for flight in world.flying} == {1}
-    scheduler.resume_replica(0)
-    world.finish(0, "graded", 1.0)
-    world.obey()
-    assert world.flying[-1].replica == 0
+def test_slots_are_filled_group_by_group() -> None:
+    play = Play(slots=3)
+    assert [d.group_id for d in play.running.values()] == ["g00000.0", "g00000.0", "g00001.0"]
+    heard = play.end(play.of("g00000.0")[0])
+    assert [c.group_id for c in heard if isinstance(c, Dispatch)] == ["g00001.0"]
 
 
-def test_nothing_is_dispatched_while_no_replica_serves() -> None:
-    scheduler = make(slots=4)
-    scheduler.version_current(0, [0, 1])
-    scheduler.replica_lost(0)
-    scheduler.replica_lost(1)
-    assert scheduler.poll() == []
+def test_long_tasks_go_first_inside_a_block_of_one_batch() -> None:
+    durations = {"0": (1, 10.0), "1": (1, 90.0), "2": (1, 10.0), "3": (1, 500.0)}
+    play = Play(frontier=Frontier(updates_done=0, next_draw=0, redraw=[], durations=durations))
+    assert play.groups() == ["g00001.0", "g00000.0", "g00003.0", "g00002.0"]
 
 
-def test_a_version_can_not_be_current_before_its_update_finished() -> None:
-    scheduler = make()
-    scheduler.version_current(0, [0, 1])
-    with pytest.raises(StalenessViolation, match="before update 1 finished"):
-        scheduler.version_current(1, [0, 1])
+def test_a_task_takes_as_long_as_its_graded_attempts_from_dispatch() -> None:
+    play = Play(slots=2)
+    first, second = play.of("g00000.0")
+    play.clock = 5.0
+    play.end(first, "masked")
+    play.clock = 7.0
+    play.end(second)
+    (relaunched,) = play.of("g00000.0")
+    play.clock = 11.0
+    play.end(relaunched)
+    assert play.scheduler.frontier()["durations"] == {"0": (2, 7.0 + 6.0)}
 
 
-def test_a_resumed_scheduler_draws_what_was_not_trained_and_skips_nothing() -> None:
-    scheduler = make(slots=3)
-    world = World(scheduler, 1, 3)
-    frontier = None
-    trained_draws: set[int] = set()
-    while frontier is None:
-        world.obey()
-        if world.training is not None:
-            trained_draws = {int(g[1:6]) for g in world.trained}
-            world.train()
-            frontier = scheduler.frontier()
-        else:
-            world.finish(0, "graded", 1.0)
-    assert frontier["updates_done"] == 1
-    drawn = set(range(frontier["next_draw"]))
-    assert set(frontier["redraw"]) == drawn - trained_draws
+# ---- batches ------------------------------------------------------------
 
-    config = ScheduleConfig(updates=4, batch_size=4, group_size=2)
-    resumed = Scheduler.resumed(
-        config, TaskOrder(FAMILIES, 0), frontier, slots=100, replicas=2, incarnation=1
-    )
-    resumed.version_current(1, [0, 1])
-    groups = {c.group_id for c in resumed.poll() if isinstance(c, Dispatch)}
-    assert {int(group[1:6]) for group in groups} >= set(frontier["redraw"])
-    assert not groups & set(world.versions), "a redrawn group must not reuse an id"
+
+def test_a_group_is_streamed_when_it_completes_and_a_step_follows_the_last() -> None:
+    play = Play()
+    first, second = play.of("g00002.0")
+    assert kinds(play.end(first), StreamGroup) == []
+    assert kinds(play.end(second, reward=0.0), StreamGroup, StepUpdate) == [
+        StreamGroup(1, "g00002.0")
+    ]
+    assert kinds(play.grade("g00000.0"), StreamGroup, StepUpdate) == [
+        StreamGroup(1, "g00000.0"),
+        StepUpdate(1, ("g00002.0", "g00000.0")),
+    ]
+    assert play.scheduler.training
+
+
+def test_groups_that_complete_during_a_step_are_streamed_after_it() -> None:
+    play = Play()
+    play.until_step()
+    later = play.groups()[0]
+    assert kinds(play.grade(later), StreamGroup) == []
+    assert play.scheduler.ready_groups == 1
+    assert StreamGroup(2, later) in play.train(1)
+
+
+def test_a_place_owed_to_an_older_group_is_not_given_to_a_younger_one() -> None:
+    play = Play(batch=2, slots=100)
+    oldest = play.groups()[1]
+    play.grade(play.groups()[0])
+    play.train(1)
+    younger = next(c.group_id for c in play.publish(1) if isinstance(c, Dispatch))
+    assert kinds(play.grade(younger), StreamGroup) == []
+    heard = play.grade(oldest)
+    assert kinds(heard, StreamGroup, StepUpdate) == [
+        StreamGroup(2, oldest),
+        StepUpdate(2, (oldest,)),
+    ]
+
+
+def test_attempts_of_a_due_group_are_streamed_as_they_are_graded() -> None:
+    play = Play(staleness=0, group=4, batch=4, min_group=4)
+    first, second, third, fourth = play.of("g00000.0")
+    assert play.end(first) == [StreamAttempt(1, "g00000.0", first)]
+    assert kinds(play.end(second, "masked"), StreamAttempt) == []
+    assert play.end(third) == [StreamAttempt(1, "g00000.0", third)]
+    assert play.end(fourth) == [StreamAttempt(1, "g00000.0", fourth)]
+    (last,) = play.of("g00000.0")
+    heard = play.end(last, reward=0.0)
+    assert heard == [StreamGroup(1, "g00000.0"), StepUpdate(1, ("g00000.0",))]
+
+
+def test_attempts_graded_before_their_group_was_due_are_streamed_when_it_is() -> None:
+    play = Play(batch=2)
+    waiting = play.groups()[1]
+    first, second = play.of(waiting)
+    assert kinds(play.end(first), StreamAttempt) == []
+    play.grade(play.groups()[0])
+    assert kinds(play.train(1), StreamAttempt) == [StreamAttempt(2, waiting, first)]
+    assert StreamGroup(2, waiting) in play.end(second, reward=0.0)
+
+
+def test_updates_finish_in_order_and_after_their_step() -> None:
+    play = Play()
+    with pytest.raises(StalenessViolation, match="out of order"):
+        play.train(1)
+    play.until_step()
+    with pytest.raises(StalenessViolation, match="out of order"):
+        play.train(2)
+    play.train(1)
+    with pytest.raises(StalenessViolation, match="out of order"):
+        play.train(1)
+
+
+# ---- attempts that fail -------------------------------------------------
+
+
+def test_a_masked_attempt_is_relaunched_ahead_of_younger_groups_under_a_new_id() -> None:
+    play = Play(slots=2)
+    first = play.running["g00000.0-a0"]
+    (again,) = play.end("g00000.0-a0", "masked")
+    assert isinstance(again, Dispatch)
+    assert again.attempt_id == "g00000.0-a2"
+    assert (again.group_id, again.task) == (first.group_id, first.task)
+
+
+def test_a_group_with_too_few_graded_attempts_is_dropped_and_replaced_by_a_fresh_draw() -> None:
+    play = Play(staleness=0, retries=0, slots=100)
+    first, second = play.of("g00000.0")
+    assert play.end(first) == [StreamAttempt(1, "g00000.0", first)]
+    heard = play.end(second, "masked")
+    assert kinds(heard, DropGroup) == [DropGroup("g00000.0", "only 1 of its attempts were graded")]
+    assert [c.task for c in heard if isinstance(c, Dispatch)] == [2, 2]
+
+
+def test_a_group_that_lost_some_attempts_is_kept_while_enough_are_graded() -> None:
+    play = Play(group=3, batch=3, retries=0)
+    first, second, third = play.of("g00000.0")
+    play.end(first, "masked")
+    play.end(second, reward=0.0)
+    assert StreamGroup(1, "g00000.0") in play.end(third)
+
+
+def test_what_runs_of_a_hopeless_group_is_cancelled_once() -> None:
+    play = Play(group=4, batch=4, min_group=3, retries=0, slots=4)
+    first, second, third, fourth = play.of("g00000.0")
+    assert kinds(play.end(first, "masked"), CancelAttempt) == []
+    heard = play.end(second, "masked")
+    reason = "too few of its group can still be graded"
+    assert kinds(heard, CancelAttempt) == [
+        CancelAttempt(third, reason),
+        CancelAttempt(fourth, reason),
+    ]
+    assert kinds(play.end(third, "cancelled"), CancelAttempt, DropGroup) == []
+    assert kinds(play.end(fourth, "graded"), DropGroup) == [
+        DropGroup("g00000.0", "only 1 of its attempts were graded")
+    ]
+
+
+def test_waiting_attempts_of_a_hopeless_group_are_not_dispatched() -> None:
+    play = Play(group=4, batch=4, min_group=4, retries=0, slots=2)
+    assert kinds(play.end("g00000.0-a0", "masked"), Dispatch)[0] == play.running["g00001.0-a0"]
+    assert kinds(play.end("g00000.0-a1", "cancelled"), DropGroup)
+
+
+def test_equal_rewards_are_replaced_up_to_the_limit_of_each_update_only() -> None:
+    play = Play(batch=2, staleness=0, refill=1)
+    heard = play.grade(play.groups()[0], 1.0, 1.0)
+    assert kinds(heard, DropGroup) == [DropGroup("g00000.0", "all rewards are equal")]
+    assert StepUpdate(1, ("g00001.0",)) in play.grade("g00001.0", 0.0, 0.0)
+    play.train(1)
+    play.publish(1)
+    assert kinds(play.grade("g00002.0", 1.0, 1.0), DropGroup)
+    assert play.scheduler.counts.refilled_groups == 2
+
+
+def test_an_attempt_ends_once() -> None:
+    play = Play()
+    attempt_id = next(iter(play.running))
+    play.end(attempt_id)
+    with pytest.raises(KeyError):
+        play.scheduler.attempt_finished(attempt_id, "graded", 1.0, 0.0)
+
+
+def test_ends_are_counted_by_their_outcome() -> None:
+    play = Play(slots=4, retries=0)
+    first, second, third, fourth = play.running
+    play.end(first)
+    play.end(second, "masked")
+    play.end(third, "cancelled")
+    play.end(fourth)
+    counts = play.scheduler.counts
+    assert (counts.graded, counts.masked, counts.cancelled) == (2, 1, 1)
+    assert counts.dropped_groups == 2
+    assert counts.dispatched == 4 + play.scheduler.in_flight
+
+
+# ---- resume -------------------------------------------------------------
+
+
+def test_a_frontier_owes_every_draw_that_was_opened_and_not_trained_or_dropped() -> None:
+    play = Play(retries=0)
+    play.grade("g00001.0")
+    play.end("g00000.0-a0", "masked")
+    play.end("g00000.0-a1")
+    assert play.scheduler.frontier()["redraw"] == [1, 2, 3, 4, 5]
+    play.grade("g00002.0")
+    assert play.scheduler.training
+    frontier = play.scheduler.frontier()
+    assert frontier["redraw"] == [1, 2, 3, 4, 5], "the batch is not trained yet"
+    assert (frontier["updates_done"], frontier["next_draw"]) == (0, 6)
+    play.train(1)
+    frontier = play.scheduler.frontier()
+    assert (frontier["updates_done"], frontier["redraw"]) == (1, [3, 4, 5])
+
+
+def test_a_resumed_scheduler_draws_what_is_owed_first_and_reuses_no_id() -> None:
+    play = Play()
+    before = set(play.running)
+    play.until_step()
+    play.train(1)
+    before |= set(play.running)
+    resumed = reached(play.scheduler.frontier())
+    assert [d.task for d in resumed.running.values()] == [2, 2, 3, 3, 4, 4, 5, 5]
+    assert not set(resumed.running) & before
+    assert {d.version for d in resumed.running.values()} == {1}
+
+
+def test_a_resumed_scheduler_goes_on_with_the_next_update_and_knows_durations() -> None:
+    play = Play(batch=2)
+    play.clock = 30.0
+    play.until_step()
+    play.train(1)
+    resumed = reached(play.scheduler.frontier(), batch=2)
+    assert resumed.until_step().update == 2
+    assert list(resumed.scheduler.frontier()["durations"]["0"]) == [2, 60.0]
+    with pytest.raises(StalenessViolation, match="before update 2 finished"):
+        resumed.publish(2)
+
+
+def test_a_scheduler_resumed_at_its_last_update_is_done() -> None:
+    frontier = Frontier(updates_done=4, next_draw=9, redraw=[8], durations={})
+    resumed = reached(frontier)
+    assert resumed.scheduler.done
+    assert resumed.heard == []
