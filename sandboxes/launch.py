@@ -16,6 +16,7 @@ import functools
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -268,9 +269,29 @@ def _read_line(stream: IO[bytes]) -> bool:
 def _kill(sandbox: Sandbox) -> None:
     """End a sandbox that never came up."""
     sandbox.channel.close()
-    sandbox.process.kill()
+    _kill_with_child(sandbox.process)
     sandbox.process.wait(KILLED_END_S)
     _close(sandbox.process.stderr)
+
+
+def _kill_with_child(process: subprocess.Popen[bytes]) -> None:
+    """Kill bubblewrap and the child that it may just have made.
+
+    Until bubblewrap lets it go on, that child waits for a word from it, and does not
+    die with it.  Stopped first, bubblewrap can't make one behind our back.
+    """
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGSTOP)
+    # WNOWAIT: an exit stays to be collected by `process`.
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    children: list[str] = []
+    with contextlib.suppress(FileNotFoundError):  # it has ended by itself
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGKILL)
 
 
 def _discard(spawned: asyncio.Future[Sandbox]) -> None:

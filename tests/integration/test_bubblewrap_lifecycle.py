@@ -22,7 +22,6 @@ from sandboxes.bubblewrap import BubblewrapEnvironment
 from sandboxes.tasks import TaskPackage, load_package
 from tests.support.sandbox import create, daemons, output, started
 
-START_P50_S = 0.5  # measured: 0.03; a busy machine gets room
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -31,14 +30,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> TaskPackage:
     return load_package(write_bank(tmp_path_factory.mktemp("bank"), ["rm"], 1, seed=0)[0])
 
 
-def test_many_alive_at_once_and_start_is_quick(package: TaskPackage, tmp_path: Path) -> None:
+def test_many_are_alive_at_once(package: TaskPackage, tmp_path: Path) -> None:
     async def main() -> None:
-        times: list[float] = []
-        for n in range(10):
-            began = time.monotonic()
-            async with started(package, tmp_path, f"quick-{n}"):
-                times.append(time.monotonic() - began)
-        assert sorted(times)[len(times) // 2] < START_P50_S
         async with contextlib.AsyncExitStack() as stack:
             envs = [
                 await stack.enter_async_context(started(package, tmp_path, f"many-{n}"))
@@ -64,6 +57,24 @@ def test_stop_is_final_and_may_be_repeated(package: TaskPackage, tmp_path: Path)
 
     asyncio.run(main())
     assert "sleep 908" not in subprocess.check_output(["ps", "ax", "-o", "cmd"], text=True)
+
+
+def test_start_that_is_given_up_at_any_moment_leaves_nothing(
+    package: TaskPackage, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        for n in range(60):
+            env = create(package, tmp_path / str(n))
+            starting = asyncio.create_task(env.start(False))
+            await asyncio.sleep(n * 0.0005)
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+            await env.stop(False)
+
+    asyncio.run(main())
+    time.sleep(1)
+    assert daemons(os.getpid()) == []
 
 
 def test_failing_run_step_leaves_nothing(tmp_path: Path) -> None:
