@@ -220,7 +220,10 @@ def _spawn(disk_mb: int, network: bool) -> Sandbox:
 
 
 def _popen(full_map: bool, args: list[str], passed: list[int]) -> subprocess.Popen[bytes]:
-    enter = ["unshare", "-U", "--keep-caps", "sh", "-c", _ENTER, "sh"]
+    # Process 1 of a namespace of its own: whatever bubblewrap has made ends with it, a
+    # child included that it has not let go on yet, and it ends with us.
+    enter = ["setpriv", "--pdeathsig", "KILL", "unshare", "-U", "--keep-caps"]
+    enter += ["--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh"]
     alone = ["bwrap", "--unshare-user", "--uid", "0", "--gid", "0"]
     pipe = subprocess.PIPE if full_map else subprocess.DEVNULL
     try:

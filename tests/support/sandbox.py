@@ -45,6 +45,7 @@ def daemons(owner: int) -> list[int]:
     found: list[int] = []
     for line in subprocess.check_output(["ps", "ax", "-o", "pid,ppid,cmd"], text=True).splitlines():
         pid, parent, command = line.split(None, 2)
-        if command.startswith("bwrap ") and int(parent) in (owner, 1):
+        # As root, bubblewrap is the child of the `unshare` that made its namespace.
+        if command.startswith(("bwrap ", "unshare -U")) and int(parent) in (owner, 1):
             found.append(int(pid))
     return found
