@@ -29,7 +29,7 @@ test:  ## every test, unit tests first; ARGS go to pytest
 	@$(PYTHON) -m pytest $(ARGS)
 
 bench:  ## a short pass over every benchmark; ARGS go to each
-	@$(SETUP) main engine
+	@$(SETUP) main bench engine
 	@found=; for file in benchmarks/*.py; do \
 	  module=$$(basename "$$file" .py); \
 	  case $$module in _*|'*') continue;; esac; \
@@ -52,6 +52,7 @@ pins:  ## resolve requirements/*.in again; ARGS=--upgrade takes the newest relea
 	compile uv && \
 	compile main "--override requirements/main-overrides.txt" && \
 	compile dev "--override requirements/main-overrides.txt" && \
+	compile bench --no-deps && \
 	compile gpu && \
 	compile engine "--override requirements/engine-overrides.txt" && \
 	compile engine-gpu

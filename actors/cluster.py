@@ -235,12 +235,15 @@ async def start_trainer(
     Raises:
         CampaignError: the model does not load, or there is too little memory.
     """
+    from actors.prime_trainer import PrimeTrainer
     from actors.trainer import Trainer
 
-    need = cluster.config.resources
-    actor = _remote(Trainer, "trainer", need.trainer_cpus, need.trainer_gpus)
+    need, prime = cluster.config.resources, cluster.config.trainer.prime
+    backend = Trainer if prime is None else PrimeTrainer
+    deadline = TRAINER_START_S + (0.0 if prime is None else prime.start_timeout_s)
+    actor = _remote(backend, "trainer", need.trainer_cpus, need.trainer_gpus)
     cluster.trainer = actor.remote(cluster.config, model_dir, checkpoints, resume)
-    version: int = await call(cluster.trainer.ready.remote(), TRAINER_START_S, "trainer start")
+    version: int = await call(cluster.trainer.ready.remote(), deadline, "trainer start")
     return version
 
 

@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-from actors import engine_guard
 from actors.engine_command import BASE_MODEL_NAME, HOST, EngineCommand
+from actors.guarded_process import KILL_MARGIN_S, GuardedProcess
 from rl.agent.client import EngineClient, SamplingParams
 from rl.errors import DeadlineExceeded, EngineError, InfrastructureError
 
@@ -35,9 +32,6 @@ POLL_S = 0.1
 PROBE_TIMEOUT_S = 5.0  # of one health check while starting
 FIRST_TOKEN_TIMEOUT_S = 120.0  # the first generation may compile kernels
 FIRST_PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)  # ids that every vocabulary has
-KILL_MARGIN_S = 5.0  # of a stop's deadline, for what SIGTERM did not end
-LOG_TAIL_LINES = 25
-LOG_TAIL_BYTES = 16_384
 
 
 def free_port() -> int:
@@ -56,17 +50,14 @@ def free_port() -> int:
     raise InfrastructureError(f"no free port in {PORTS.start}-{PORTS.stop - 1}")
 
 
-class EngineProcess:
+class EngineProcess(GuardedProcess):
     """Owns one engine.  Not to be started twice: make another one."""
 
     def __init__(self, command: EngineCommand, log_path: Path, client: EngineClient) -> None:
+        super().__init__(command.argv, command.environment, log_path)
         self.base_url = command.base_url
-        self.log_path = log_path
-        self._command = command
         self._client = client
-        self._guard: subprocess.Popen[bytes] | None = None
         self._stopping = False
-        self._tree: dict[int, str] = {}  # process id to its start, as ids are reused
 
     async def start(self, deadline_s: float) -> float:
         """Start the engine and wait for its first token; the seconds it took.
@@ -78,6 +69,8 @@ class EngineProcess:
             DeadlineExceeded: it was not ready within `deadline_s`.
         """
         began = time.monotonic()
+        if self.started:
+            raise EngineError("started twice", self.base_url, "make another EngineProcess")
         self._spawn()
         try:
             async with asyncio.timeout(deadline_s):
@@ -94,10 +87,6 @@ class EngineProcess:
         self.remember_tree()
         return time.monotonic() - began
 
-    def alive(self) -> bool:
-        """Whether the engine's first process runs."""
-        return self._guard is not None and self._guard.poll() is None
-
     def check_alive(self) -> None:
         """Return if the engine runs, and note what processes it has by now.
 
@@ -110,38 +99,12 @@ class EngineProcess:
 
     def exit_detail(self) -> str:
         """How the engine ended, with the log's last lines."""
-        if self._guard is None:
+        if not self.started:
             return "the engine was never started"
-        code = self._guard.poll()
+        code = self.exit_code()
         if code is None:
             return "the engine is running"
         return f"the engine exited with code {code}; its log ends:\n{self.log_tail()}"
-
-    def log_tail(self) -> str:
-        """The log's last lines."""
-        try:
-            with self.log_path.open("rb") as log:
-                log.seek(max(0, self.log_path.stat().st_size - LOG_TAIL_BYTES))
-                text = log.read().decode(errors="replace")
-        except FileNotFoundError:
-            return "(no log)"
-        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
-
-    def remember_tree(self) -> None:
-        """Note the tree's processes, so that `stop` finds them without the guard."""
-        if self._guard is None:
-            return
-        for pid in engine_guard.descendants(self._guard.pid):
-            started = engine_guard.process_start(pid)
-            if started is not None:
-                self._tree[pid] = started
-
-    def processes(self) -> list[int]:
-        """Ids of the guard and of every process seen below it that still runs."""
-        self.remember_tree()
-        tree = [pid for pid, at in self._tree.items() if engine_guard.process_start(pid) == at]
-        guard = [self._guard.pid] if self._guard is not None and self.alive() else []
-        return guard + tree
 
     async def stop(self, deadline_s: float) -> None:
         """End the whole tree: SIGTERM, then SIGKILL; nothing to do if none runs.
@@ -149,37 +112,17 @@ class EngineProcess:
         Raises:
             EngineError: a process was still there after `deadline_s`.
         """
-        guard = self._guard
-        if guard is None:
+        if not self.started:
             return
         self._stopping = True
-        self.remember_tree()
         limit = time.monotonic() + deadline_s
-        if guard.poll() is None:
-            guard.send_signal(signal.SIGTERM)
+        if self.alive():
+            self._ask_to_end()
             await self._until_gone(limit - min(KILL_MARGIN_S, deadline_s / 2))
-        if guard.stdin is not None:
-            guard.stdin.close()  # the guard kills what is left
-        if guard.poll() is not None:
-            engine_guard.send_signal(self.processes(), signal.SIGKILL)
+        self._let_go()
         await self._until_gone(limit)
-        if left := self.processes():
-            engine_guard.send_signal(left, signal.SIGKILL)
+        if left := self._kill_left():
             raise EngineError(f"processes {left} did not end in {deadline_s:g} s", self.base_url)
-
-    def _spawn(self) -> None:
-        if self._guard is not None:
-            raise EngineError("started twice", self.base_url, "make another EngineProcess")
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        guard = [sys.executable, "-I", "-S", str(Path(engine_guard.__file__).resolve())]
-        with self.log_path.open("ab") as log:
-            self._guard = subprocess.Popen(
-                [*guard, *self._command.argv],
-                env=dict(self._command.environment),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
 
     async def _until_healthy(self) -> None:
         while True:

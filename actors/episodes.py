@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from pathlib import Path
 
@@ -30,6 +31,8 @@ CLIENT_GRACE_S = 5.0
 VERIFIER_LOG_LIMIT = 4_000
 # A remote sandbox that its owner forgot ends this long after the episode must have.
 LIFETIME_GRACE_S = 600.0
+# g00012.1-a3: draw 12 in the campaign's second driver, its fourth attempt (rl.schedule).
+_INCARNATION = re.compile(r"^(g\d+)\.\d+")
 
 
 class EpisodeWorker:
@@ -165,8 +168,13 @@ def _record(spec: AttemptSpec, started: float, result: AttemptResult[AgentResult
 
 
 def attempt_seed(campaign_seed: int, attempt_id: str) -> int:
-    """The sampling seed of an attempt: a function of campaign seed and id alone."""
-    digest = hashlib.sha256(f"{campaign_seed}/{attempt_id}".encode()).digest()
+    """The sampling seed of an attempt: a function of campaign seed and id alone.
+
+    The driver's number takes no part in it: what a continued campaign draws again, or
+    for the first time, is sampled as the undisturbed one would have sampled it.
+    """
+    named = _INCARNATION.sub(r"\1", attempt_id)
+    digest = hashlib.sha256(f"{campaign_seed}/{named}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1  # engines take a signed 32-bit seed
 
 

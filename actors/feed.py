@@ -61,24 +61,28 @@ class TrainerFeed:
     Args:
         trainer: the actor.
         deadline_s: limit of one call, s.
-        config_digest: goes into checkpoints.
         start: starts a job of the caller's, who watches over its failure.
         on_step: told of a finished update, its groups and its adapter.
-        on_checkpoint: told of a checkpoint's path and of the updates in it.
+        write_checkpoint: writes one; nothing is given to the trainer meanwhile.
+        streaming: False keeps a batch's groups back until it is whole and gives them
+            in the order of their ids, so that what is computed, to the last bit, is a
+            function of the episodes and not of when they ended.
     """
 
     trainer: Any
     deadline_s: float
-    config_digest: str
     start: Callable[[Coroutine[Any, Any, None]], None]
     on_step: Callable[[UpdateMetrics, list[Group], AdapterRef], None]
-    on_checkpoint: Callable[[str, int], None]
+    write_checkpoint: Callable[[Frontier], Coroutine[Any, Any, None]]
+    streaming: bool = True
     _work: list[_Early | _Whole | _Drop | _Step | _Checkpoint] = field(default_factory=list[Any])
     _sent_early: dict[str, int] = field(default_factory=dict[str, int])  # attempts, by group
     _busy: bool = False
 
     def attempt(self, update: int, episode: EpisodeRecord) -> None:
         """A graded attempt of a group that is not complete yet."""
+        if not self.streaming:
+            return
         waiting = self._waiting_early(episode.group_id)
         if waiting is not None:
             waiting.episodes.append(episode)
@@ -87,6 +91,8 @@ class TrainerFeed:
 
     def group(self, update: int, group: Group) -> None:
         """A complete group."""
+        if not self.streaming:
+            return
         self._forget_early(group.group_id)
         self._add(_Whole(update, group))
 
@@ -98,6 +104,9 @@ class TrainerFeed:
 
     def step(self, update: int, groups: list[Group]) -> None:
         """All groups of the batch were given."""
+        if not self.streaming:
+            for group in sorted(groups, key=lambda group: group.group_id):
+                self._add(_Whole(update, group))
         self._add(_Step(update, groups))
 
     def checkpoint(self, frontier: Frontier) -> None:
@@ -156,8 +165,7 @@ class TrainerFeed:
                 self._sent_early.clear()
                 self.on_step(metrics, groups, adapter)
             case _Checkpoint(frontier):
-                path = await self._call("checkpoint", frontier, self.config_digest)
-                self.on_checkpoint(path, frontier["updates_done"])
+                await self.write_checkpoint(frontier)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         handle = getattr(self.trainer, method)

@@ -37,8 +37,9 @@ class Trainer:
         checkpoints: Path,
         resume: Path | None = None,
     ) -> None:
-        from rl.learner.peft_learner import PeftLearner
+        from rl.learner.peft_learner import PeftLearner, seed_process
 
+        seed_process(config.seed)
         self._config = config
         self._checkpoints = checkpoints
         self._learner = PeftLearner(config, model_dir)
@@ -46,9 +47,9 @@ class Trainer:
         self._streamed = 0
         self._stepped = time.monotonic()
         if resume is not None:
-            from rl.learner.checkpoint import load
+            from rl.learner.restore import restore
 
-            self._learner.load_state(load(resume, config.digest()).learner)
+            restore(self._learner, resume, config.digest())
 
     def __repr__(self) -> str:
         done, updates = self._learner.version, self._config.schedule.updates

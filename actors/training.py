@@ -46,7 +46,7 @@ from rl.schedule.commands import (
     StreamAttempt,
     StreamGroup,
 )
-from rl.schedule.scheduler import Scheduler
+from rl.schedule.scheduler import Frontier, Scheduler
 
 DRAIN_S = 5.0  # beyond the time that sandboxes have to stop
 CANCEL_S = 30.0
@@ -113,10 +113,10 @@ class TrainingLoop:
         self._feed = TrainerFeed(
             self.cluster.trainer,
             self.config.trainer.update_timeout_s,
-            self.config.digest(),
             start=self._start,
             on_step=self._stepped,
-            on_checkpoint=self._checkpointed,
+            write_checkpoint=self._checkpoint,
+            streaming=self.config.trainer.streaming,
         )
         self._supervisor = ReplicaSupervisor(
             self.config,
@@ -146,7 +146,10 @@ class TrainingLoop:
             await self._settle()
         finally:
             monitor.cancel()
-            await self._abandon()
+            in_flight = f"{self.scheduler.in_flight} attempts in flight"
+            limit = self.config.limits.drain_s
+            async with self.recorder.lifecycle.step("drain", limit, in_flight):
+                await self._abandon()
 
     async def _next_event(self) -> _Event:
         stall = self.config.limits.stall_s
@@ -205,6 +208,8 @@ class TrainingLoop:
 
     def _group(self, group_id: str) -> Group:
         episodes = [r for r in self._records.pop(group_id) if r.outcome == "graded"]
+        # In the order of launch, not of ending: sums of floats depend on it.
+        episodes.sort(key=lambda episode: (len(episode.attempt_id), episode.attempt_id))
         first = episodes[0]
         return Group(
             group_id=group_id,
@@ -272,8 +277,13 @@ class TrainingLoop:
     def _stepped(self, metrics: UpdateMetrics, groups: list[Group], adapter: AdapterRef) -> None:
         self._put(_UpdateEnded(metrics, groups, adapter))
 
-    def _checkpointed(self, path: str, updates_done: int) -> None:
-        self.recorder.events.append("checkpoint", path=path, updates_done=updates_done)
+    async def _checkpoint(self, frontier: Frontier) -> None:
+        """Have the trainer write a checkpoint; intent and receipt lie around it."""
+        done, limit = frontier["updates_done"], self.config.limits.checkpoint_s
+        async with self.recorder.lifecycle.step("checkpoint", limit, f"update {done}"):
+            ref = self.cluster.trainer.checkpoint.remote(frontier, self.config.digest())
+            path = await call(ref, limit, "trainer checkpoint")
+        self.recorder.events.append("checkpoint", path=path, updates_done=done)
 
     # ---- events ---------------------------------------------------------
 

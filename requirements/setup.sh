@@ -3,6 +3,7 @@
 #
 #   main     .venv with the pinned requirements and this project, editable
 #   dev      what `make test` and `make lint` add to it
+#   bench    what `make bench` compares with
 #   engine   .venv-engine with vLLM (the CPU build), and the tools a run needs
 #   gpu      main and engine for NVIDIA GPUs; `engine` keeps to that afterwards
 #   uv       only the installer (what `make pins` needs)
@@ -171,7 +172,7 @@ install_main() {
   make_environment "$main"
   say "installing the main environment ($main)"
   : >"$main/.setup/unfinished"
-  rm -f "$main/.setup/project" "$main/.setup/dev" "$main/.setup/gpu"
+  rm -f "$main/.setup/project" "$main/.setup/dev" "$main/.setup/bench" "$main/.setup/gpu"
   with_uv "the main environment" pip sync --python "$main/bin/python" --require-hashes --no-build \
     requirements/main.txt
   # An installer that had to be fetched is part of the environment.
@@ -195,6 +196,15 @@ install_dev() {
     --no-build -r requirements/dev.txt
   rm -f "$main/.setup/unfinished"
   stamp "$main" dev "$dev_key"
+}
+
+install_bench() {
+  say "installing what benchmarks compare with ($main)"
+  : >"$main/.setup/unfinished"
+  with_uv "what benchmarks compare with" pip install --python "$main/bin/python" --no-deps \
+    --require-hashes --no-build -r requirements/bench.txt
+  rm -f "$main/.setup/unfinished"
+  stamp "$main" bench "$bench_key"
 }
 
 install_gpu() {
@@ -270,8 +280,8 @@ check_disk() {
 wanted=" $* "
 for part in "$@"; do
   case $part in
-    main | dev | engine | gpu | uv) ;;
-    *) refuse "unknown part '$part'" "use one or more of: main dev engine gpu uv" ;;
+    main | dev | bench | engine | gpu | uv) ;;
+    *) refuse "unknown part '$part'" "use one or more of: main dev bench engine gpu uv" ;;
   esac
 done
 wants() { [[ $wanted == *" $1 "* ]]; }
@@ -290,12 +300,13 @@ fi
 
 main_key=$(digest requirements/main.txt)
 dev_key=$(digest requirements/main.txt requirements/dev.txt)
+bench_key=$(digest requirements/main.txt requirements/bench.txt)
 gpu_key=$(digest requirements/main.txt requirements/gpu.txt)
 engine_key=$(digest "$engine_file")
 project_key=$(digest pyproject.toml)
 
-main_pending='' project_pending='' dev_pending='' gpu_pending='' engine_pending=''
-if wants main || wants dev || wants gpu; then
+main_pending='' project_pending='' dev_pending='' bench_pending='' gpu_pending='' engine_pending=''
+if wants main || wants dev || wants bench || wants gpu; then
   if usable "$main" && stamped "$main" main "$main_key"; then
     stamped "$main" project "$project_key" || project_pending=yes
   else
@@ -304,6 +315,9 @@ if wants main || wants dev || wants gpu; then
 fi
 if wants dev && { [ -n "$main_pending" ] || ! stamped "$main" dev "$dev_key"; }; then
   dev_pending=yes
+fi
+if wants bench && { [ -n "$main_pending" ] || ! stamped "$main" bench "$bench_key"; }; then
+  bench_pending=yes
 fi
 if [ "$kind" = gpu ] && { [ -n "$main_pending" ] || ! stamped "$main" gpu "$gpu_key"; }; then
   gpu_pending=yes
@@ -314,7 +328,7 @@ if wants engine || wants gpu; then
   { usable "$engine" && stamped "$engine" engine "$engine_key"; } || engine_pending=yes
 fi
 
-if [ -z "$main_pending$project_pending$dev_pending$gpu_pending$engine_pending" ] && ! wants uv; then
+if [ -z "$main_pending$project_pending$dev_pending$bench_pending$gpu_pending$engine_pending" ] && ! wants uv; then
   exit 0
 fi
 
@@ -332,6 +346,7 @@ fi
 [ -z "$main_pending" ] || install_main
 [ -z "$project_pending" ] || install_project
 [ -z "$dev_pending" ] || install_dev
+[ -z "$bench_pending" ] || install_bench
 [ -z "$gpu_pending" ] || install_gpu
 [ -z "$engine_pending" ] || install_engine
 if wants uv; then printf '%s\n' "$uv"; else say "set-up done in $((SECONDS - began)) s"; fi

@@ -32,6 +32,7 @@ from rl.evidence.rows import GateResult as GateRow
 from rl.evidence.summary import read_json
 from rl.files import sha256_files, write_json
 from rl.learner import checkpoint
+from rl.learner.inventory import inventory
 from rl.prepare import PreparedModel, PreparedTasks
 from rl.progress import Progress
 from rl.records import TaskRef
@@ -96,7 +97,8 @@ class Campaign:
             async with watchdog:
                 self._take_over()
                 await self._gate()
-                await self._start(cluster)
+                async with self.recorder.lifecycle.step("start", config.limits.start_s):
+                    await self._start(cluster)
                 await self._train(cluster)
                 arms = await self._verify_checkpoint(cluster)
                 await self._evaluate(cluster, arms)
@@ -145,6 +147,9 @@ class Campaign:
         if path is not None:
             checkpoint.verify(path, self.config.digest())
         done = self._updates_done()
+        for entry in inventory(self.directory.checkpoints):
+            if entry.state == "damaged" and (entry.update or 0) > done:
+                self.progress.note(f"{entry.path} is left alone, for {entry.problem}")
         pinned = read_json(self.directory.arms, Arms)
         if pinned is not None and pinned.final.version > done:
             raise EvidenceError(
@@ -248,7 +253,10 @@ class Campaign:
         updates = self.config.schedule.updates
         if path is None or self._updates_done() != updates:
             raise EvidenceError(f"no checkpoint of update {updates}", str(self.directory.root))
-        await cluster.stop_trainer()
+        if cluster.trainer is not None:
+            limit = self.config.limits.stop_s
+            async with self.recorder.lifecycle.step("stop", limit, "trainer"):
+                await cluster.stop_trainer()
         self._stage("checkpoint", f"loading {path.name} afresh")
         task = ray.remote(num_cpus=0)(verify_checkpoint)
         ref = task.remote(path, self.model.path, self.config)
@@ -273,11 +281,15 @@ class Campaign:
         """Stop every actor, then Ray itself if it was started here."""
         import ray
 
-        for problem in await cluster.stop():
-            self.progress.note(f"did not stop by itself, ended: {problem}")
-        if ray.is_initialized():
-            await asyncio.to_thread(ray.shutdown)
-        self.recorder.close()
+        limit = self.config.limits.stop_s
+        try:
+            async with self.recorder.lifecycle.step("stop", limit, "all actors"):
+                for problem in await cluster.stop():
+                    self.progress.note(f"did not stop by itself, ended: {problem}")
+                if ray.is_initialized():
+                    await asyncio.to_thread(ray.shutdown)
+        finally:
+            self.recorder.close()
 
     def _report(self) -> None:
         """Audit the evidence and write summary and report."""
@@ -316,7 +328,12 @@ class Campaign:
     def _frontier(self) -> Frontier | None:
         """The scheduler's state in the newest checkpoint."""
         path = self._checkpoint()
-        return None if path is None else cast(Frontier, checkpoint.read_scheduler(path))
+        if path is None:
+            return None
+        state = checkpoint.read_scheduler(path)
+        if not state.keys() >= FRESH.keys() or state["updates_done"] != checkpoint.update_of(path):
+            raise checkpoint.damaged(path / checkpoint.SCHEDULER, "is no frontier of this update")
+        return cast(Frontier, state)
 
     def _updates_done(self) -> int:
         frontier = self._frontier()

@@ -16,8 +16,11 @@ import hashlib
 import json
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from rl.limits_config import LimitsConfig
+from rl.loss_config import LossConfig
+from rl.prime_config import PrimeConfig, check_supported
 from rl.values import (
     Amount,
     AtLeastTwo,
@@ -29,17 +32,12 @@ from rl.values import (
     Positive,
     PositiveAmount,
     Seconds,
+    Section,
     Sha256,
     Share,
     Temperature,
     Text,
 )
-
-
-class Section(BaseModel):
-    """A table of the configuration file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class ModelConfig(Section):
@@ -258,36 +256,41 @@ class OptimizerConfig(Section):
     clip_norm: PositiveAmount = Field(default=1.0, description="gradient norm clip")
 
 
-class LossConfig(Section):
-    """The policy-gradient objective."""
-
-    name: Literal["trust_region", "ppo_clip", "importance_sampling"] = Field(
-        default="trust_region", description="objective, see rl/learner/losses.py"
-    )
-    advantage: Literal["mean", "mean_std"] = Field(
-        default="mean", description="centre by the group, or also divide by its deviation"
-    )
-    clip_low: Fraction = Field(
-        default=0.2, description="ppo_clip: 1 - r; trust_region: probability decrease"
-    )
-    clip_high: PositiveAmount = Field(
-        default=0.2, description="ppo_clip: r - 1; trust_region: probability increase"
-    )
-    kl_weight: Amount = Field(default=1e-3, description="trust_region: weight of squared log-ratio")
-
-
 class TrainerConfig(Section):
     """The learner."""
 
-    backend: Literal["peft"] = Field(default="peft", description="learner implementation")
+    backend: Literal["peft", "prime-rl"] = Field(
+        default="peft", description="learner implementation; prime-rl: docs/prime-rl.md"
+    )
     device: Literal["cpu", "cuda"] = Field(description="where the learner runs")
     threads: Positive = Field(default=1, description="cpu: torch threads")
     lora: LoraConfig = Field(default=LoraConfig(), description="the adapter")
     optimizer: OptimizerConfig = Field(description="optimizer")
     loss: LossConfig = Field(default=LossConfig(), description="objective")
-    micro_batch_tokens: Positive = Field(default=8192, description="padded tokens per forward pass")
+    micro_batch_tokens: Positive = Field(
+        default=8192, description="tokens per forward pass, those that sequences share counted once"
+    )
     gradient_checkpointing: Flag = Field(default=False, description="trade time for memory")
+    streaming: Flag = Field(
+        default=True,
+        description="work on groups as they complete; false: on whole batches, in the order of "
+        "their draws, so that the same episodes always give the same bits",
+    )
     update_timeout_s: Seconds = Field(default=3600.0, description="limit of one update, s")
+    prime: PrimeConfig | None = Field(default=None, description="backend = 'prime-rl': its own")
+
+    @model_validator(mode="after")
+    def _prime_rl_can_do_it(self) -> TrainerConfig:
+        if (self.backend == "prime-rl") != (self.prime is not None):
+            raise ValueError("prime is given exactly when backend = 'prime-rl'")
+        if self.prime is not None:
+            check_supported(self.device, self.loss, self.optimizer.eps)
+        return self
+
+    @property
+    def torch_device(self) -> str:
+        """Where this project's own model of the policy lies, for gradients or only for probes."""
+        return self.device if self.prime is None else self.prime.probe_device
 
 
 class CheckpointConfig(Section):
@@ -306,22 +309,6 @@ class HeldoutConfig(Section):
     tasks: Positive | None = Field(
         default=None, description="evaluate only the first so many held-out tasks"
     )
-
-
-class LimitsConfig(Section):
-    """Bounds on the whole campaign."""
-
-    watchdog_s: Seconds = Field(description="the campaign stops itself after this, s")
-    function_bound_s: Seconds | None = Field(
-        default=None, description="the provider's bound around it, s"
-    )
-    stall_s: Seconds = Field(default=1800.0, description="fails when nothing moves for so long, s")
-
-    @model_validator(mode="after")
-    def _watchdog_is_inside(self) -> LimitsConfig:
-        if self.function_bound_s is not None and self.watchdog_s >= self.function_bound_s:
-            raise ValueError("watchdog_s must be below function_bound_s")
-        return self
 
 
 class ResourcesConfig(Section):
@@ -377,9 +364,16 @@ class CampaignConfig(Section):
             raise ValueError("heldout.shards may not exceed engine.replicas")
         if self.heldout.shards > (self.heldout.tasks or self.tasks.heldout):
             raise ValueError("heldout.shards may not exceed the number of held-out tasks")
+        if self.limits.start_s <= self.engine.start_timeout_s:
+            raise ValueError("limits.start_s must exceed engine.start_timeout_s")
+        if min(self.limits.drain_s, self.limits.stop_s) <= self.sandbox.stop_timeout_s:
+            raise ValueError("limits.drain_s and limits.stop_s must exceed sandbox.stop_timeout_s")
         late = [t for t in self.checkpoints.updates if t > self.schedule.updates]
         if late:
             raise ValueError(f"checkpoints.updates names updates beyond the last: {late}")
+        gpus = self.resources.trainer_gpus
+        if self.trainer.backend == "prime-rl" and (gpus < 1 or gpus != int(gpus)):
+            raise ValueError("backend = 'prime-rl' needs whole GPUs in resources.trainer_gpus")
         if (self.engine.kind == "scripted") != (self.engine.scripted is not None):
             raise ValueError("engine.scripted is given exactly when engine.kind = 'scripted'")
         return self

@@ -66,6 +66,10 @@ class EngineError(InfrastructureError):
     """A replica could not start, died, or answered out of contract."""
 
 
+class TrainerError(InfrastructureError):
+    """A trainer's process could not start, died, or answered out of contract."""
+
+
 class SandboxError(InfrastructureError):
     """A sandbox could not be created, reached or stopped."""
 

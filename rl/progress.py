@@ -97,10 +97,12 @@ class Progress:
         self._rewards.append(metrics.reward_mean)
         self._updates_done = metrics.update
         stale = ", ".join(f"{n} at {s}" for s, n in sorted(metrics.staleness.items()))
+        whole = metrics.effective_sample_size
+        sample = f"  ESS {whole:.0%}" if whole is not None else ""
         self._line(
             f"   update {metrics.update:>3}/{self._updates}  reward {metrics.reward_mean:.3f}"
             f"  loss {metrics.loss:+.4f}  grad {metrics.grad_norm:.3f}"
-            f"  mismatch KL {metrics.mismatch_kl:.1e}  entropy {metrics.entropy:.3f}"
+            f"  mismatch KL {metrics.mismatch_kl:.1e}{sample}  entropy {metrics.entropy:.3f}"
             f"  staleness {stale}  {metrics.seconds:.1f} of {metrics.wall_s:.1f} s"
         )
 

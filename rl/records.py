@@ -188,22 +188,59 @@ class Group(Record):
 
 
 class UpdateMetrics(Record):
-    """What one update did."""
+    """What one update did.
+
+    r is a loss token's importance ratio: its probability under the policy in training over
+    that under the sampler, within e^-20 to e^20.
+    """
 
     update: int
-    loss: float
-    grad_norm: float
+    loss: float = Field(description="summed loss over trainer.loss.normalisation's divisor")
+    grad_norm: float = Field(description="before it is clipped")
     lr: float
     reward_mean: float
     reward_std: float
     episodes: int
-    zero_variance_groups: int
-    sampled_tokens: int
-    total_tokens: int
+    zero_variance_groups: int = Field(description="groups whose rewards are all equal")
+    sequences: int | None = Field(
+        default=None, description="samples with a loss token; None: not recorded"
+    )
+    sampled_tokens: int = Field(description="loss tokens: sampled ones that are predicted")
+    prompt_tokens: int | None = Field(
+        default=None, description="tokens before a sample's first sampled one; None: not recorded"
+    )
+    tool_tokens: int | None = Field(
+        default=None,
+        description="tokens after it that were not sampled, such as tool output; "
+        "None: not recorded",
+    )
+    total_tokens: int = Field(description="all tokens of the samples trained on")
+    computed_tokens: int | None = Field(
+        default=None,
+        description="token positions that the model computed, padding included and shared ones "
+        "once; depends on how the work was divided. None: not recorded",
+    )
     mismatch_kl: float = Field(description="mean of r - 1 - ln r, sampler against trainer, nats")
+    mismatch_kl_by_staleness: dict[int, float] = Field(
+        default_factory=dict[int, float],
+        description="the same of the loss tokens of each staleness, nats: at 0 sampler and "
+        "trainer have the same weights, so that is the engines' own difference. "
+        "Empty: not recorded",
+    )
     ratio_min: float
     ratio_max: float
-    clipped_fraction: float
+    ratio_quantiles: dict[str, float] = Field(
+        default_factory=dict[str, float],
+        description="p05: the least r that 5% of the loss tokens don't exceed, exact. "
+        "Empty: not recorded",
+    )
+    effective_sample_size: float | None = Field(
+        default=None,
+        description="(sum r)^2 / sum r^2, as a share of the loss tokens; None: not recorded",
+    )
+    clipped_fraction: float = Field(
+        description="share of loss tokens whose gradient the objective switched off or cut"
+    )
     entropy: float = Field(description="mean entropy of the sampled positions, nats")
     staleness: dict[int, int] = Field(description="episodes by staleness")
     seconds: float = Field(description="computing time of the update, s")

@@ -1,21 +1,28 @@
-"""The types of a configuration's values.
+"""The types of a configuration's values, and of its tables.
 
 Invariants:
 - A number is what it looks like: `true` is no integer, "8" is no number, and no
   number is infinite, undefined or too large for what it is handed to.
 - A text can be encoded, and can be an argument of a process or part of a path.
+- A table refuses keys that it doesn't know, and is frozen.
 """
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 # Seeds go to torch, NumPy and the engine, and counts into C; all take 31 bits.
 MAX_INT = 2**31 - 1
 MAX_AMOUNT = 1e9  # beyond any use, and products of such still fit float32
 MAX_SECONDS = 1e8  # three years: far below what a lock's or a socket's timeout can hold
+
+
+class Section(BaseModel):
+    """A table of the configuration file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 def _plain_text(value: str) -> str:

@@ -90,6 +90,7 @@ def _gather(directory: CampaignDir, frozen: Frozen, findings: list[Finding]) -> 
         metrics=attempt("damaged-metrics", directory.metrics_rows().read, []),
         updates=attempt("damaged-updates", directory.update_rows().read, []),
         events=attempt("damaged-events", events.read, []),
+        lifecycle=attempt("damaged-lifecycle", directory.lifecycle_rows().read, []),
         arms=attempt("damaged-arms", lambda: read_json(directory.arms, Arms), None),
         gates=attempt("damaged-gates", lambda: read_json(directory.gates, Gates), None),
     )

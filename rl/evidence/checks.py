@@ -20,6 +20,7 @@ from rl.config import ScheduleConfig
 from rl.evidence.events import DISPATCH
 from rl.evidence.frozen import config_digest
 from rl.evidence.heldout_checks import check_adapters, check_arms, check_heldout
+from rl.evidence.lifecycle import lifecycle_steps
 from rl.evidence.material import Material
 from rl.evidence.rows import Finding, GateResult, TrainedGroup
 from rl.records import EpisodeRecord
@@ -266,6 +267,19 @@ def check_metrics(material: Material) -> Iterator[Finding]:
                 )
 
 
+def check_lifecycle(material: Material) -> Iterator[Finding]:
+    """Every lifecycle step has a receipt, unless its driver died and another took over."""
+    steps = lifecycle_steps(material.lifecycle)
+    newest = max((step.intent.incarnation for step in steps), default=0)
+    for step in steps:
+        if step.receipt is None and step.intent.incarnation == newest:
+            yield Finding(
+                code="unfinished-step",
+                where=f"lifecycle.jsonl {step.name}",
+                message="was begun, and has neither a receipt nor a later driver",
+            )
+
+
 def check_gates(material: Material) -> Iterator[Finding]:
     """Every task used has passed its gate, by the very content that was frozen."""
     if material.gates is None:
@@ -301,6 +315,7 @@ ALL: Final[tuple[Callable[[Material], Iterator[Finding]], ...]] = (
     check_sequence,
     check_batches,
     check_metrics,
+    check_lifecycle,
     check_gates,
     check_heldout,
     check_arms,

@@ -17,6 +17,7 @@ from typing import Final
 
 from rl.errors import ConfigurationError, EvidenceError
 from rl.evidence.events import Event
+from rl.evidence.lifecycle import LifecycleRow
 from rl.evidence.lines import JsonLines
 from rl.evidence.rows import Arms, Gates, UpdateRow
 from rl.evidence.traces import repair
@@ -58,6 +59,11 @@ class CampaignDir:
     def events(self) -> Path:
         """What happened, `Event` rows."""
         return self.root / "events.jsonl"
+
+    @property
+    def lifecycle(self) -> Path:
+        """Intents and receipts of the training's lifecycle, `LifecycleRow` rows."""
+        return self.root / "lifecycle.jsonl"
 
     @property
     def train_trace(self) -> Path:
@@ -122,6 +128,10 @@ class CampaignDir:
         """Reader and writer of `updates`."""
         return JsonLines(self.updates, UpdateRow)
 
+    def lifecycle_rows(self) -> JsonLines[LifecycleRow]:
+        """Reader and writer of `lifecycle`."""
+        return JsonLines(self.lifecycle, LifecycleRow)
+
     def write_arms(self, arms: Arms) -> None:
         """Write arms.json."""
         write_json(self.arms, arms)
@@ -136,7 +146,12 @@ class CampaignDir:
         Raises:
             EvidenceError: a trace is damaged elsewhere than at its end.
         """
-        logs = (JsonLines(self.events, Event), self.metrics_rows(), self.update_rows())
+        logs = (
+            JsonLines(self.events, Event),
+            self.lifecycle_rows(),
+            self.metrics_rows(),
+            self.update_rows(),
+        )
         cut = {log.path: log.repair() for log in logs}
         cut |= {path: repair(path) for path in (self.train_trace, self.heldout_trace)}
         return {path.relative_to(self.root).as_posix(): n for path, n in cut.items() if n}

@@ -12,6 +12,7 @@ from rl.config import CampaignConfig
 from rl.evidence.events import Event
 from rl.evidence.frozen import Frozen
 from rl.evidence.layout import CampaignDir
+from rl.evidence.lifecycle import LifecycleRow
 from rl.evidence.rows import Arms, Gates, UpdateRow
 from rl.records import EpisodeRecord, TaskRef, UpdateMetrics
 
@@ -28,6 +29,7 @@ class Material:
     metrics: list[UpdateMetrics]
     updates: list[UpdateRow]
     events: list[Event]
+    lifecycle: list[LifecycleRow]
     arms: Arms | None
     gates: Gates | None
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from rl.evidence.events import DISPATCH, PUBLISH, EventLog, read_events
 from rl.evidence.layout import CampaignDir
+from rl.evidence.lifecycle import Lifecycle
 from rl.evidence.rows import TrainedGroup, UpdateRow
 from rl.evidence.traces import TraceWriter, read_traces
 from rl.records import AttemptSpec, EpisodeRecord, Group, Publication, UpdateMetrics
@@ -34,6 +35,7 @@ class Recorder:
         self.directory = directory
         self.repaired = directory.repair()
         self.events = EventLog(directory.events)
+        self.lifecycle = Lifecycle(directory.lifecycle_rows())
         self._train = TraceWriter(directory.train_trace)
         self._heldout = TraceWriter(directory.heldout_trace)
         self._metrics = directory.metrics_rows()
@@ -47,6 +49,7 @@ class Recorder:
         """
         before = sum(event.kind == BEGIN for event in read_events(self.directory.events))
         self.events.append(BEGIN, incarnation=before)
+        self.lifecycle.incarnation = before
         return before
 
     def close(self) -> None:

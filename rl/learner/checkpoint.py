@@ -5,10 +5,10 @@ Invariants:
   after every file in it, the manifest last, has been written and synced: a crash
   at any point leaves either no new checkpoint or a whole one, and the older ones
   as they were.
-- `latest` names only directories with a readable manifest of their own update,
-  and a manifest names an adapter, the optimizer's state and the scheduler's.
+- `latest` names only directories with a valid manifest of their own update and
+  every file that it names: an adapter, the optimizer's state, the scheduler's.
 - Nothing is loaded unless every file has the size and sha256 of the manifest and
-  no file is there that the manifest does not name.
+  nothing is there that the manifest does not name.
 - A valid checkpoint is never overwritten by a different one of the same update.
 - One process at a time writes below a root.
 """
@@ -18,43 +18,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-import shutil
 from collections.abc import Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import Field, ValidationError
-
 from rl.errors import EvidenceError
 from rl.files import sha256_file
 from rl.learner import durable
+from rl.learner.manifest import (
+    ADAPTER,
+    MANIFEST,
+    OPTIMIZER,
+    SCHEDULER,
+    CheckpointManifest,
+    FileEntry,
+    damaged,
+    directory_name,
+    read_manifest,
+    update_of,
+    versions,
+)
 from rl.learner.state import LearnerState, files_sha256
-from rl.records import AdapterBytes, Probe, Record
-
-MANIFEST = "manifest.json"
-ADAPTER = "adapter"
-OPTIMIZER = "optimizer.pt"
-SCHEDULER = "scheduler.json"
-_NAME = re.compile(r"update-(\d{4,})")
-
-
-class FileEntry(Record):
-    """One file of a checkpoint."""
-
-    bytes: int = Field(ge=0, description="size")
-    sha256: str = Field(description="digest of the content, hex")
-
-
-class CheckpointManifest(Record):
-    """What a checkpoint is and what it consists of."""
-
-    update: int = Field(ge=0, description="the last update that is in it; also the version")
-    config_digest: str = Field(description="digest of the campaign's configuration")
-    adapter_sha256: str = Field(description="over the adapter's sorted names and contents")
-    probe: Probe = Field(description="the adapter's logprobs of the probe tokens")
-    files: dict[str, FileEntry] = Field(description="by path relative to the checkpoint")
+from rl.records import AdapterBytes
 
 
 @dataclass(frozen=True)
@@ -91,7 +78,7 @@ def save_checkpoint(
     manifest = _manifest(update, learner.adapter, contents, config_digest)
     durable.ensure_directory(root)
     durable.clear_temporary(root)
-    final = root / f"update-{update:04d}"
+    final = root / directory_name(update)
     if final.exists() and _is_same(final, manifest):
         return final
     temporary = root / f"{durable.TEMPORARY}{final.name}-{os.getpid()}"
@@ -101,13 +88,18 @@ def save_checkpoint(
             durable.remove(final)  # found to be damaged above
         durable.publish(temporary, final)
     except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)  # give the space back
+        with suppress(OSError):  # the first failure is the one to tell
+            durable.discard(temporary)  # give the space back
         raise
     return final
 
 
 def latest(root: Path) -> Path | None:
-    """The complete checkpoint of the greatest update below `root`, hashes not yet verified."""
+    """The complete checkpoint of the greatest update below `root`, hashes not yet verified.
+
+    One that was altered after it was written is still named: `verify` refuses it, and
+    whoever reads it hears of the damage instead of silently getting an older one.
+    """
     complete = _complete(root)
     return complete[max(complete)] if complete else None
 
@@ -123,7 +115,7 @@ def verify(path: Path, config_digest: str | None = None) -> CheckpointManifest:
         EvidenceError: naming the first file that is missing, foreign, truncated
             or altered, or the campaign's digest that differs.
     """
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     if config_digest is not None and manifest.config_digest != config_digest:
         raise EvidenceError(
             f"belongs to a campaign of configuration {manifest.config_digest[:12]}, "
@@ -134,10 +126,10 @@ def verify(path: Path, config_digest: str | None = None) -> CheckpointManifest:
     present = {
         str(file.relative_to(path))
         for file in path.rglob("*")
-        if file.is_symlink() or file.is_file()
+        if file.is_symlink() or not file.is_dir()
     }
     for name in sorted(present - set(manifest.files) - {MANIFEST}):
-        raise _damaged(path / name, "is not in the manifest")
+        raise damaged(path / name, "is not in the manifest")
     for name, entry in sorted(manifest.files.items()):
         _verify_file(path / name, entry)
     return manifest
@@ -155,6 +147,8 @@ def load(path: Path, config_digest: str | None = None) -> Checkpoint:
         for name in manifest.files
         if name.startswith(f"{ADAPTER}/")
     }
+    if files_sha256(adapter) != manifest.adapter_sha256:
+        raise damaged(path / MANIFEST, "has another digest of the adapter than its files")
     state = LearnerState(
         adapter=AdapterBytes(
             version=manifest.update,
@@ -173,7 +167,7 @@ def read_scheduler(path: Path) -> dict[str, Any]:
     Raises:
         EvidenceError: that file is damaged.
     """
-    _verify_file(path / SCHEDULER, _read_manifest(path).files[SCHEDULER])
+    _verify_file(path / SCHEDULER, read_manifest(path).files[SCHEDULER])
     return _parse_scheduler(path / SCHEDULER)
 
 
@@ -201,9 +195,10 @@ def _contents(learner: LearnerState, scheduler_state: dict[str, Any]) -> dict[st
 def _manifest(
     update: int, adapter: AdapterBytes, contents: dict[str, bytes], config_digest: str
 ) -> CheckpointManifest:
-    return CheckpointManifest(
+    manifest = CheckpointManifest(
         update=update,
         config_digest=config_digest,
+        versions=versions(),
         adapter_sha256=files_sha256(adapter.files),
         probe=adapter.probe,
         files={
@@ -211,6 +206,7 @@ def _manifest(
             for name, data in sorted(contents.items())
         },
     )
+    return manifest.sealed()
 
 
 def _write(directory: Path, contents: dict[str, bytes], manifest: CheckpointManifest) -> None:
@@ -219,7 +215,7 @@ def _write(directory: Path, contents: dict[str, bytes], manifest: CheckpointMani
     for name, data in sorted(contents.items()):
         durable.write_file(directory / name, data)
     durable.sync(directory / ADAPTER)
-    durable.write_file(directory / MANIFEST, manifest.model_dump_json(indent=2).encode())
+    durable.write_file(directory / MANIFEST, manifest.content())
     durable.sync(directory)
 
 
@@ -246,37 +242,16 @@ def _complete(root: Path) -> dict[int, Path]:
     """Complete checkpoints below `root`, by update."""
     found: dict[int, Path] = {}
     for path in root.glob("update-*"):
-        match = _NAME.fullmatch(path.name)
-        if match is None or not (path / MANIFEST).is_file():
+        update = update_of(path)
+        if update is None:
             continue
         try:
-            manifest = _read_manifest(path)
+            manifest = read_manifest(path)
         except EvidenceError:
             continue  # not complete, by definition
-        if manifest.update == int(match[1]):
-            found[manifest.update] = path
+        if all((path / name).is_file() for name in manifest.files):
+            found[update] = path
     return found
-
-
-def _read_manifest(path: Path) -> CheckpointManifest:
-    file = path / MANIFEST
-    if file.is_symlink():
-        raise _damaged(file, "is a symbolic link")
-    try:
-        manifest = CheckpointManifest.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        raise _damaged(file, "is missing: no complete checkpoint") from None
-    except OSError as error:
-        raise _damaged(file, f"cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        problem = f"is no manifest of ours: {error.errors()[0]['msg']}"
-        raise _damaged(file, problem) from None
-    for name in (OPTIMIZER, SCHEDULER):
-        if name not in manifest.files:
-            raise _damaged(file, f"names no {name}")
-    if not any(name.startswith(f"{ADAPTER}/") for name in manifest.files):
-        raise _damaged(file, "names no file of an adapter")
-    return manifest
 
 
 def _parse_scheduler(file: Path) -> dict[str, Any]:
@@ -285,21 +260,15 @@ def _parse_scheduler(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         state = None
     if not isinstance(state, dict):
-        raise _damaged(file, "holds no scheduler's state")
+        raise damaged(file, "holds no scheduler's state")
     return cast(dict[str, Any], state)
 
 
 def _verify_file(file: Path, entry: FileEntry) -> None:
     if file.is_symlink() or not file.is_file():
-        raise _damaged(file, "is missing" if not file.is_symlink() else "is a symbolic link")
+        raise damaged(file, "is missing" if not file.is_symlink() else "is a symbolic link")
     size = file.stat().st_size
     if size != entry.bytes:
-        raise _damaged(file, f"has {size} bytes, the manifest says {entry.bytes}")
+        raise damaged(file, f"has {size} bytes, the manifest says {entry.bytes}")
     if sha256_file(file) != entry.sha256:
-        raise _damaged(file, "has another sha256 than the manifest says")
-
-
-def _damaged(file: Path, problem: str) -> EvidenceError:
-    return EvidenceError(
-        problem, str(file), "remove this checkpoint's directory to go on from the one before"
-    )
+        raise damaged(file, "has another sha256 than the manifest says")

@@ -59,14 +59,21 @@ def publish(temporary: Path, final: Path) -> None:
 def remove(directory: Path) -> None:
     """Remove a published directory so that no moment shows it half removed."""
     doomed = directory.with_name(f"{TEMPORARY}removed-{directory.name}")
-    if doomed.exists():
-        shutil.rmtree(doomed)
+    discard(doomed)
     directory.rename(doomed)
     sync(directory.parent)
-    shutil.rmtree(doomed)
+    discard(doomed)
+
+
+def discard(path: Path) -> None:
+    """Remove whatever is at `path`, if anything is; a link is not followed."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
 
 
 def clear_temporary(root: Path) -> None:
     """Remove what writers that died have left in `root`; only its one writer may call this."""
     for path in sorted(root.glob(f"{TEMPORARY}*")):
-        shutil.rmtree(path)
+        discard(path)

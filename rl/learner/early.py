@@ -17,7 +17,7 @@ Invariants:
 - Figures that depend on the advantage (loss, clipped tokens) are evaluated with the
   true one, by the loss itself, from the logprobs kept of each token.
 - Memory: for each open group one buffer of the adapter's size per distinct reward
-  seen, one more if L(0) has a gradient, and three floats per sampled token. No graph
+  seen, one more if L(0) has a gradient, and four numbers per sampled token. No graph
   outlives `backward`.
 """
 
@@ -90,12 +90,13 @@ class ScoredTokens:
     reward: float
     logprobs: Tensor  # (n,) float32, nats, detached
     sampler_logprobs: Tensor  # (n,) float32, nats
+    sequences: Tensor  # (n,) int64, as in the micro-batch
     entropy: Tensor  # (n,) float32, nats
-    padded_tokens: int
+    computed_tokens: int
 
     def loss(self, config: LossConfig, advantage: float) -> TokenLoss:
         """The objective at the true advantage."""
-        return _loss_at(advantage, config, self.logprobs, self.sampler_logprobs)
+        return _loss_at(advantage, config, self.logprobs, self.sampler_logprobs, self.sequences)
 
 
 @dataclass
@@ -127,20 +128,20 @@ class EarlyWork:
             scores: of the batch, differentiable.
             weights: that are trained, always in the same order.
         """
-        sampler = batch.sampler_logprobs
+        sampler, sequences = batch.sampler_logprobs, batch.sequences
         logprobs = scores.logprobs.detach().requires_grad_()
-        unit = _loss_at(_sign(config, reward), config, logprobs, sampler).loss
+        unit = _loss_at(_sign(config, reward), config, logprobs, sampler, sequences).loss
         (slope,) = torch.autograd.grad(unit, logprobs)
         if not vanishes_without_advantage(config):
-            rest = _loss_at(0.0, config, logprobs, sampler).loss
+            rest = _loss_at(0.0, config, logprobs, sampler, sequences).loss
             (level,) = torch.autograd.grad(rest, logprobs)
             slope = slope - level
             gradients = _through(scores.logprobs, level, weights, retain_graph=True)
             self.offset = _sum(self.offset, gradients)
         gradients = _through(scores.logprobs, slope, weights, retain_graph=False)
         self.slopes[reward] = _sum(self.slopes.get(reward, []), gradients)
-        kept = (logprobs.detach(), sampler, scores.entropy)
-        self.scored.append(ScoredTokens(reward, *kept, batch.padded_tokens))
+        kept = (logprobs.detach(), sampler, sequences, scores.entropy)
+        self.scored.append(ScoredTokens(reward, *kept, batch.computed_tokens))
         return unit.detach()
 
     def check_new(self, group_id: str, episodes: Iterable[EpisodeRecord]) -> None:
@@ -196,10 +197,12 @@ class EarlyWork:
                 weight.grad.add_(gradient, alpha=scale)
 
 
-def _loss_at(advantage: float, config: LossConfig, logprobs: Tensor, sampler: Tensor) -> TokenLoss:
+def _loss_at(
+    advantage: float, config: LossConfig, logprobs: Tensor, sampler: Tensor, sequences: Tensor
+) -> TokenLoss:
     """The objective with one advantage for all tokens, none of them masked."""
     every = torch.full_like(sampler, advantage)
-    return token_loss(config, logprobs, sampler, every, torch.ones_like(sampler))
+    return token_loss(config, logprobs, sampler, every, torch.ones_like(sampler), sequences)
 
 
 def _sign(config: LossConfig, reward: float) -> float:

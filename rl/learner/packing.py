@@ -3,10 +3,12 @@
 Invariants:
 - Every sampled token of every sample is predicted exactly once, except one that
   opens its sequence: nothing precedes it, so nothing can predict it.
-- Rows are padded on the right only. Under causal attention no real token sees
-  padding, so no attention mask is needed and none is made.
-- A micro-batch holds at most `budget` padded tokens, or a single sequence.
-- The tokens of `prefix` are computed once and precede every row.
+- A micro-batch is one row of tokens without padding. Tokens that its sequences have in
+  common from the start stand in it once (see `tree`); a predicted token stays its
+  sequence's own, with its own sampler logprob and advantage, where others predict
+  from the same place.
+- What comes after a sequence's last predicted token is left out.
+- A micro-batch computes at most `budget` tokens, or holds a single sequence.
 """
 
 from __future__ import annotations
@@ -20,11 +22,8 @@ from torch import Tensor
 
 from rl.errors import EngineError, EvidenceError
 from rl.learner.losses import AdvantageKind, advantages
+from rl.learner.tree import Segment, plant, unshared
 from rl.records import EpisodeRecord, Group, Sample
-
-PAD = 0  # id of padding; any valid id would do, no real token attends to it
-# Below this many shared tokens the split attention costs more than it saves.
-SHORTEST_PREFIX = 16
 
 
 @dataclass(frozen=True)
@@ -36,37 +35,43 @@ class TrainingSequence:
     sampler_logprobs: list[float]  # of the predicted positions, nats
     advantage: float
 
+    @property
+    def inputs(self) -> list[int]:
+        """The tokens that the model must see: those before the last predicted one."""
+        return self.token_ids[: self.predicted[-1]]
+
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors of one forward pass: P prefix tokens, then S rows of L tokens."""
+    """Tensors of one forward pass over a row of N tokens."""
 
-    prefix: Tensor  # (P,) int64
-    rows: Tensor  # (S, L) int64, padded on the right
-    sources: Tensor  # (n,) int64: index, in prefix followed by flattened rows, that predicts
+    token_ids: Tensor  # (N,) int64
+    position_ids: Tensor  # (N,) int64
+    segments: tuple[Segment, ...]  # the row's tree
+    sources: Tensor  # (n,) int64: place in the row that predicts
     targets: Tensor  # (n,) int64: the token ids predicted
+    # (n,) int64: which of the batch's sequences, counted from 0, a target is of. Each has
+    # a target, and all of its targets are here.
+    sequences: Tensor
     sampler_logprobs: Tensor  # (n,) float32, nats
     advantages: Tensor  # (n,) float32
 
     @property
-    def padded_tokens(self) -> int:
+    def computed_tokens(self) -> int:
         """Token positions that the model computes."""
-        return self.prefix.numel() + self.rows.numel()
+        return self.token_ids.numel()
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same batch on `device`."""
         return MicroBatch(
-            *(
-                tensor.to(device)
-                for tensor in (
-                    self.prefix,
-                    self.rows,
-                    self.sources,
-                    self.targets,
-                    self.sampler_logprobs,
-                    self.advantages,
-                )
-            )
+            token_ids=self.token_ids.to(device),
+            position_ids=self.position_ids.to(device),
+            segments=self.segments,
+            sources=self.sources.to(device),
+            targets=self.targets.to(device),
+            sequences=self.sequences.to(device),
+            sampler_logprobs=self.sampler_logprobs.to(device),
+            advantages=self.advantages.to(device),
         )
 
 
@@ -106,25 +111,43 @@ def episode_sequences(episode: EpisodeRecord, advantage: float) -> list[Training
 def pack(
     sequences: Sequence[TrainingSequence], budget: int, share_prefix: bool
 ) -> list[MicroBatch]:
-    """Micro-batches of at most `budget` padded tokens; a longer sequence stands alone.
+    """Micro-batches of at most `budget` tokens; a longer sequence stands alone.
 
     Args:
-        sequences: in any order; of one group if a shared prefix is to be found.
-        budget: padded tokens per micro-batch.
-        share_prefix: compute the sequences' longest common prefix once per batch.
+        sequences: in any order; those of one group have most to share.
+        budget: tokens per micro-batch.
+        share_prefix: compute what sequences of a micro-batch have in common once.
+            Otherwise the budget is that of the sequences as rows padded to one length.
     """
-    shared = _shared_prefix(sequences) if share_prefix else []
-    ordered = sorted(sequences, key=lambda sequence: len(sequence.token_ids))
-    batches: list[list[TrainingSequence]] = []
-    for sequence in ordered:
-        # Ascending lengths: the newcomer is the longest, so it sets the rows' length.
-        length = len(sequence.token_ids) - len(shared)
-        if batches and len(shared) + (len(batches[-1]) + 1) * length <= budget:
-            batches[-1].append(sequence)
+    bins = _by_tree(sequences, budget) if share_prefix else _by_length(sequences, budget)
+    return [_tensors(batch, share_prefix) for batch in bins]
+
+
+def _by_tree(sequences: Sequence[TrainingSequence], budget: int) -> list[list[TrainingSequence]]:
+    """Neighbours in the tree of all go together, so that little of it is computed twice."""
+    bins: list[list[TrainingSequence]] = []
+    size = 0  # of the last bin, or more
+    for sequence in sorted(sequences, key=lambda sequence: sequence.token_ids):
+        size += len(sequence.inputs)
+        if bins and size > budget:
+            size = len(plant([other.inputs for other in (*bins[-1], sequence)]).token_ids)
+        if bins and size <= budget:
+            bins[-1].append(sequence)
         else:
-            batches.append([sequence])
-    # A row alone gains nothing from a split attention.
-    return [_tensors(batch, len(shared) if len(batch) > 1 else 0) for batch in batches]
+            bins.append([sequence])
+            size = len(sequence.inputs)
+    return bins
+
+
+def _by_length(sequences: Sequence[TrainingSequence], budget: int) -> list[list[TrainingSequence]]:
+    bins: list[list[TrainingSequence]] = []
+    for sequence in sorted(sequences, key=lambda sequence: len(sequence.inputs)):
+        # Ascending lengths: the newcomer is the longest, so it sets the rows' length.
+        if bins and (len(bins[-1]) + 1) * len(sequence.inputs) <= budget:
+            bins[-1].append(sequence)
+        else:
+            bins.append([sequence])
+    return bins
 
 
 def _check_graded(episode: EpisodeRecord) -> None:
@@ -144,39 +167,24 @@ def _sequence(sample: Sample, advantage: float, where: str) -> TrainingSequence:
     return TrainingSequence(sample.token_ids, predicted, logprobs, advantage)
 
 
-def _shared_prefix(sequences: Sequence[TrainingSequence]) -> list[int]:
-    """The longest common prefix that leaves a token to every sequence, if it is worth it."""
-    if len(sequences) < 2:
-        return []
-    # The least and the greatest differ first where any two of them do.
-    low = min(sequence.token_ids for sequence in sequences)
-    high = max(sequence.token_ids for sequence in sequences)
-    limit = min(len(sequence.token_ids) for sequence in sequences) - 1
-    length = 0
-    while length < limit and low[length] == high[length]:
-        length += 1
-    return low[:length] if length >= SHORTEST_PREFIX else []
-
-
-def _tensors(batch: list[TrainingSequence], prefix: int) -> MicroBatch:
-    length = max(len(sequence.token_ids) for sequence in batch) - prefix
-    rows = torch.full((len(batch), length), PAD, dtype=torch.int64)
+def _tensors(batch: list[TrainingSequence], share: bool) -> MicroBatch:
+    inputs = [sequence.inputs for sequence in batch]
+    tree = plant(inputs) if share else unshared(inputs)
     sources: list[int] = []
-    targets: list[int] = []
     for index, sequence in enumerate(batch):
-        suffix = sequence.token_ids[prefix:]
-        rows[index, : len(suffix)] = torch.tensor(suffix, dtype=torch.int64)
-        for t in sequence.predicted:
-            before = t - 1
-            sources.append(before if before < prefix else before + index * length)
-            targets.append(sequence.token_ids[t])
+        places = tree.places(index)
+        sources.extend(places[t - 1] for t in sequence.predicted)
+    targets = [sequence.token_ids[t] for sequence in batch for t in sequence.predicted]
     logprobs = [value for sequence in batch for value in sequence.sampler_logprobs]
     weights = [sequence.advantage for sequence in batch for _ in sequence.predicted]
+    owners = [index for index, sequence in enumerate(batch) for _ in sequence.predicted]
     return MicroBatch(
-        prefix=torch.tensor(batch[0].token_ids[:prefix], dtype=torch.int64),
-        rows=rows,
+        token_ids=torch.tensor(tree.token_ids, dtype=torch.int64),
+        position_ids=torch.tensor(tree.positions(), dtype=torch.int64),
+        segments=tree.segments,
         sources=torch.tensor(sources, dtype=torch.int64),
         targets=torch.tensor(targets, dtype=torch.int64),
+        sequences=torch.tensor(owners, dtype=torch.int64),
         sampler_logprobs=torch.tensor(logprobs, dtype=torch.float32),
         advantages=torch.tensor(weights, dtype=torch.float32),
     )

@@ -1,8 +1,8 @@
 """The PEFT learner: gradients that accumulate as groups arrive, and the step.
 
 Invariants:
-- Gradients are summed over tokens; the division by the update's loss tokens
-  happens once, at the step, so groups may come one by one and in any order.
+- Gradients are summed as the loss is (`losses`); the division by the update's
+  normaliser happens once, at the step, so groups may come one by one and in any order.
 - An attempt may be worked on before its group is complete. That changes when the
   work is done, never what comes of it, and until the group is accumulated it
   counts for nothing; a step is refused while such work is left.
@@ -22,7 +22,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -38,6 +37,8 @@ from rl.learner.packing import (
     training_sequences,
 )
 from rl.learner.policy import Policy
+from rl.learner.rate import learning_rate
+from rl.learner.restore import read_optimizer
 from rl.learner.state import LearnerState, files_sha256
 from rl.learner.tally import Tally
 from rl.records import AdapterBytes, EpisodeRecord, Group, Probe, UpdateMetrics
@@ -45,6 +46,15 @@ from rl.records import AdapterBytes, EpisodeRecord, Group, Probe, UpdateMetrics
 
 class NonFiniteError(CampaignError):
     """A loss or gradient was NaN or infinite; the update's gradients were dropped."""
+
+
+def seed_process(seed: int) -> None:
+    """Make this process's random state a function of `seed`; torch begins with a random one.
+
+    Nothing of the learner draws from it today.  A model that does would go on, after a
+    resume, where its checkpoint left off, and begin the same in every run.
+    """
+    torch.manual_seed(seed)
 
 
 class PeftLearner:
@@ -69,7 +79,7 @@ class PeftLearner:
             weight_decay=settings.weight_decay,
         )
         self._version = 0
-        self._tally = Tally()
+        self._tally = Tally(config.trainer.loss)
         self._early: dict[str, EarlyWork] = {}  # by group; none of it is in the gradients
 
     @property
@@ -102,9 +112,9 @@ class PeftLearner:
         batches = self._pack(training_sequences(group, loss.advantage, skip=done))
         self.drop(group.group_id)
         if work is not None:
-            self._settle(work, group)
+            self._settle(work, group, staleness)
         for batch in batches:
-            self._backward(batch, group.group_id)
+            self._backward(batch, group.group_id, staleness)
         self._tally.add_group(group, staleness)
         self._tally.seconds += time.perf_counter() - started
 
@@ -166,7 +176,7 @@ class PeftLearner:
         self._check_next(update, "step")
         self._check_whole(update, group_ids)
         tally, settings = self._tally, self._config.trainer.optimizer
-        gradients = self._mean_gradients(tally.loss_tokens)
+        gradients = self._mean_gradients(tally.normaliser)
         norm = get_total_norm(gradients)
         if not math.isfinite(float(norm)):
             self.discard()
@@ -184,7 +194,7 @@ class PeftLearner:
     def discard(self) -> None:
         """Drop the gradients, early work and figures since the last step."""
         self._optimizer.zero_grad(set_to_none=True)
-        self._tally = Tally()
+        self._tally = Tally(self._config.trainer.loss)
         self._early = {}
 
     def export(self) -> AdapterBytes:
@@ -231,17 +241,11 @@ class PeftLearner:
         """Become the learner that `state` was taken from.
 
         Raises:
-            EvidenceError: the state's parts are of different versions, or of
-                another adapter.
+            EvidenceError: the state's parts are of different versions, of another
+                adapter, or no state at all; nothing is changed.
         """
-        saved: dict[str, Any] = torch.load(
-            io.BytesIO(state.optimizer), map_location="cpu", weights_only=True
-        )
-        if saved["version"] != state.adapter.version:
-            raise EvidenceError(
-                f"adapter of version {state.adapter.version}, optimizer of {saved['version']}",
-                "learner state",
-            )
+        shapes = [tuple(weight.shape) for weight in self._policy.parameters]
+        saved = read_optimizer(state.optimizer, state.adapter.version, shapes)
         self._policy.load_adapter(state.adapter.files)
         self._optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["rng"])
@@ -307,7 +311,7 @@ class PeftLearner:
         budget = self._config.trainer.micro_batch_tokens
         return pack(sequences, budget, self._policy.shares_prefixes)
 
-    def _backward(self, batch: MicroBatch, group_id: str) -> None:
+    def _backward(self, batch: MicroBatch, group_id: str, staleness: int) -> None:
         loss_config = self._config.trainer.loss
         batch = batch.to(self._policy.device)
         idle = vanishes_without_advantage(loss_config) and not bool(batch.advantages.any())
@@ -319,11 +323,12 @@ class PeftLearner:
                 batch.sampler_logprobs,
                 batch.advantages,
                 torch.ones_like(batch.advantages),
+                batch.sequences,
             )
         self._check_finite(result.loss, group_id)
         if not idle:
             result.loss.backward()
-        self._tally.add_batch(batch.padded_tokens, result, scores.entropy)
+        self._tally.add_batch(staleness, batch.computed_tokens, result, scores.entropy)
 
     def _backward_early(
         self, batch: MicroBatch, reward: float, work: EarlyWork, group_id: str
@@ -335,7 +340,7 @@ class PeftLearner:
         )
         self._check_finite(loss, group_id)
 
-    def _settle(self, work: EarlyWork, group: Group) -> None:
+    def _settle(self, work: EarlyWork, group: Group, staleness: int) -> None:
         """Count early work, now that the advantages of its group are known."""
         loss_config = self._config.trainer.loss
         by_reward = advantage_by_reward(group, loss_config.advantage)
@@ -343,7 +348,7 @@ class PeftLearner:
         for part in work.scored:
             result = part.loss(loss_config, by_reward[part.reward])
             self._check_finite(result.loss, group.group_id)
-            self._tally.add_batch(part.padded_tokens, result, part.entropy)
+            self._tally.add_batch(staleness, part.computed_tokens, result, part.entropy)
 
     def _check_finite(self, loss: torch.Tensor, group_id: str) -> None:
         if bool(torch.isfinite(loss)):
@@ -356,16 +361,11 @@ class PeftLearner:
             "look at the group's logprobs and at the learning rate",
         )
 
-    def _mean_gradients(self, tokens: int) -> list[torch.Tensor]:
+    def _mean_gradients(self, normaliser: float) -> list[torch.Tensor]:
         """The gradients, divided in place; zeros where no group left any."""
         gradients: list[torch.Tensor] = []
         for weight in self._policy.parameters:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            gradients.append(weight.grad.div_(tokens))
+            gradients.append(weight.grad.div_(normaliser))
         return gradients
-
-
-def learning_rate(peak: float, warmup_updates: int, update: int) -> float:
-    """Learning rate of `update` (from 1): linear to `peak` over the warm-up, then constant."""
-    return peak * min(1.0, update / warmup_updates) if warmup_updates else peak

@@ -5,8 +5,7 @@ Invariants:
   seed without touching the process's random state.
 - Adapter weights are float32 whatever the base's dtype: bfloat16 would round
   small updates away.
-- Vocabulary-sized tensors exist for at most `HEAD_CHUNK` positions at a time,
-  and only for positions that predict a sampled token.
+- The head runs only for positions that predict a sampled token, in chunks (see `head`).
 - Exported files name the model, not a path of this machine, and depend on the
   weights alone: equal weights, equal bytes.
 """
@@ -23,18 +22,18 @@ import peft
 import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.config import CampaignConfig
 from rl.errors import ConfigurationError, EvidenceError
-from rl.learner import prefix
-from rl.learner.packing import MicroBatch
+from rl.learner import attention
+from rl.learner.head import score
+from rl.learner.packing import MicroBatch, TrainingSequence, pack
 from rl.records import Probe
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-HEAD_CHUNK = 256  # positions per logits tensor: 150 MB of fp32 at a vocabulary of 150,000
 PROBE_TOKENS = 32
 # Models pad their vocabulary beyond the tokenizer's; an engine refuses ids up there.
 PROBE_VOCABULARY_SHARE = 0.9
@@ -60,9 +59,9 @@ class Policy:
             ConfigurationError: no loadable model there, or one whose logits are
                 not its head applied to its decoder's output.
         """
-        self.device = torch.device(config.trainer.device)
+        self.device = torch.device(config.trainer.torch_device)
         base = load_base(model_dir, config, share_prefix=True)
-        self.shares_prefixes = prefix.supports_sharing(base.config)
+        self.shares_prefixes = attention.supports_sharing(base.config)
         self._model = _with_adapter(base, config)
         self._base: Any = self._model.get_base_model()
         self._decoder: Any = self._base.get_decoder()
@@ -80,19 +79,8 @@ class Policy:
 
     def scores(self, batch: MicroBatch, temperature: float) -> TokenScores:
         """Logprobs and entropies of the batch's targets, logits divided by `temperature`."""
-        hidden = self._hidden(batch).index_select(0, batch.sources)
-        parts = list(zip(hidden.split(HEAD_CHUNK), batch.targets.split(HEAD_CHUNK), strict=True))
-        scored: list[tuple[Tensor, Tensor]] = []
-        for states, targets in parts:
-            if len(parts) > 1 and torch.is_grad_enabled():
-                pair: Any = checkpoint(
-                    self._score, states, targets, temperature, use_reentrant=False
-                )
-            else:
-                pair = self._score(states, targets, temperature)
-            scored.append(pair)
-        logprobs, entropies = zip(*scored, strict=True)
-        return TokenScores(torch.cat(logprobs), torch.cat(entropies))
+        states = self._hidden(batch).index_select(0, batch.sources)
+        return TokenScores(*score(states, batch.targets, self._head, temperature))
 
     def probe(self) -> Probe:
         """Logprobs of the fixed probe tokens under base plus adapter, temperature 1."""
@@ -147,38 +135,33 @@ class Policy:
         return [(name, weight) for name, weight in named if weight.requires_grad]
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
-        """Decoder output of prefix and rows, shape (P + S * L, width)."""
-        rows, length = batch.rows.shape
-        shared = batch.prefix.numel()
-        if shared == 0:
-            output = self._decoder(input_ids=batch.rows, use_cache=False)
-        else:
-            output = self._decoder(
-                input_ids=torch.cat([batch.prefix, batch.rows.reshape(-1)]).unsqueeze(0),
-                position_ids=prefix.position_ids(shared, rows, length, batch.rows.device),
-                shared_rows=(rows, length),
-                use_cache=False,
-            )
-        return output.last_hidden_state.flatten(0, 1)
+        """Decoder output of the batch's row, shape (N, width)."""
+        if not self.shares_prefixes:
+            return self._hidden_by_rows(batch)
+        output = self._decoder(
+            input_ids=batch.token_ids.unsqueeze(0),
+            position_ids=batch.position_ids.unsqueeze(0),
+            tree=attention.TreeAttention(batch.segments, self.device),
+            use_cache=False,
+        )
+        return output.last_hidden_state.squeeze(0)
 
-    def _score(self, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        logits: Tensor = self._head(states).float() / temperature
-        every = torch.log_softmax(logits, dim=-1)
-        detached = every.detach()
-        entropy = -(detached.exp() * detached).nansum(dim=-1)
-        return every.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
+    def _hidden_by_rows(self, batch: MicroBatch) -> Tensor:
+        """The same for any kind of layer, if the batch's sequences share nothing.
+
+        They become rows that are padded on the right: no token sees what comes after it,
+        so no mask is needed.
+        """
+        lengths = [segment.stop - segment.start for segment in batch.segments]
+        rows = pad_sequence(list(batch.token_ids.split(lengths)), batch_first=True)
+        hidden = self._decoder(input_ids=rows, use_cache=False).last_hidden_state
+        return torch.cat([row[:length] for row, length in zip(hidden, lengths, strict=True)])
 
     def _check_head(self, model_dir: Path) -> None:
-        ids = torch.tensor(self._probe_ids, device=self.device)
-        empty = ids.new_empty(0)
-        batch = MicroBatch(
-            prefix=empty,
-            rows=ids.unsqueeze(0),
-            sources=torch.arange(len(ids) - 1, device=self.device),
-            targets=ids[1:],
-            sampler_logprobs=empty.float(),
-            advantages=empty.float(),
-        )
+        ids, unknown = self._probe_ids, [0.0] * (len(self._probe_ids) - 1)
+        probe = TrainingSequence(ids, [*range(1, len(ids))], unknown, advantage=0.0)
+        (batch,) = pack([probe], len(ids), share_prefix=False)
+        batch = batch.to(self.device)
         with torch.no_grad():
             ours = self.scores(batch, temperature=1.0).logprobs
         own = torch.tensor(token_logprobs(self._model, self._probe_ids), device=self.device)
@@ -193,7 +176,7 @@ class Policy:
 
 
 def load_base(model_dir: Path, config: CampaignConfig, share_prefix: bool) -> Any:
-    """The base model, frozen, without dropout, on the trainer's device.
+    """The base model, frozen, without dropout, on `trainer.torch_device`.
 
     Raises:
         ConfigurationError: no loadable model at `model_dir`.
@@ -202,20 +185,20 @@ def load_base(model_dir: Path, config: CampaignConfig, share_prefix: bool) -> An
         raise ConfigurationError(
             "no model directory", str(model_dir), "make it with `python -m rl.prepare model`"
         )
-    prefix.register()
+    attention.register()
     shape = AutoConfig.from_pretrained(str(model_dir))
-    split = share_prefix and prefix.supports_sharing(shape)
+    split = share_prefix and attention.supports_sharing(shape)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(model_dir),
             dtype=getattr(torch, config.model.dtype),
-            attn_implementation=prefix.ATTENTION if split else "sdpa",
+            attn_implementation=attention.ATTENTION if split else "sdpa",
             attention_dropout=0.0,
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"the model can't be loaded: {error}", str(model_dir)) from error
     model.requires_grad_(False)
-    return model.to(config.trainer.device).eval()
+    return model.to(config.trainer.torch_device).eval()
 
 
 def probe_token_ids(vocabulary: int) -> list[int]:

@@ -12,7 +12,7 @@ from actors.adapter_ref import AdapterRef
 from actors.feed import TrainerFeed
 from rl.errors import EvidenceError
 from rl.records import EpisodeRecord, Group, UpdateMetrics
-from rl.schedule.scheduler import FRESH
+from rl.schedule.scheduler import FRESH, Frontier
 
 ADAPTER = AdapterRef(1, sha256="", ref=None, put_s=0.0)
 
@@ -73,7 +73,7 @@ class SlowTrainer:
 class Desk:
     """A feed with its trainer, and what came of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, streaming: bool = True) -> None:
         self.trainer = SlowTrainer()
         self.jobs: list[asyncio.Task[None]] = []
         self.stepped: list[list[str]] = []
@@ -81,10 +81,10 @@ class Desk:
         self.feed = TrainerFeed(
             self.trainer,
             deadline_s=10.0,
-            config_digest="c",
             start=self.start,
             on_step=self.step,
-            on_checkpoint=lambda path, done: self.checkpoints.append((path, done)),
+            write_checkpoint=self.write,
+            streaming=streaming,
         )
 
     def start(self, job: Coroutine[Any, Any, None]) -> None:
@@ -93,6 +93,10 @@ class Desk:
     def step(self, metrics: UpdateMetrics, groups: list[Group], adapter: AdapterRef) -> None:
         del metrics, adapter
         self.stepped.append([group.group_id for group in groups])
+
+    async def write(self, frontier: Frontier) -> None:
+        path = await self.trainer.checkpoint.remote(frontier)
+        self.checkpoints.append((path, frontier["updates_done"]))
 
     async def finish(self) -> list[str]:
         """Let the trainer do all its work; its calls in order."""
@@ -182,5 +186,22 @@ def test_a_failure_of_the_trainer_ends_the_job_and_nothing_later_is_sent() -> No
         await asyncio.sleep(0)
         assert desk.trainer.calls == ["accumulate g0"]
         assert desk.stepped == []
+
+    asyncio.run(run())
+
+
+def test_without_streaming_a_whole_batch_is_given_in_the_order_of_its_draws() -> None:
+    async def run() -> None:
+        desk = Desk(streaming=False)
+        desk.feed.attempt(1, episode("g00002.0", 0))
+        groups = [whole("g00002.0"), whole("g00000.0"), whole("g00001.0")]
+        for group in groups:
+            desk.feed.group(1, group)
+        desk.feed.drop("g00003.0")
+        assert desk.jobs == []
+        desk.feed.step(1, groups)
+        calls = await desk.finish()
+        assert calls[:3] == [f"accumulate g0000{n}.0" for n in range(3)]
+        assert [call.partition(" ")[0] for call in calls[3:]] == ["step"]
 
     asyncio.run(run())

@@ -153,6 +153,9 @@ def test_all_wrong_keys_are_named_at_once() -> None:
         ({"checkpoints.updates": [1, 3]}, "beyond the last: [3]"),
         ({"engine.kind": "scripted"}, "engine.scripted is given exactly when"),
         ({"limits.function_bound_s": 600}, "watchdog_s must be below"),
+        ({"limits.start_s": 600.0}, "limits.start_s must exceed engine.start_timeout_s"),
+        ({"limits.drain_s": 30.0}, "must exceed sandbox.stop_timeout_s"),
+        ({"limits.stop_s": 30.0}, "must exceed sandbox.stop_timeout_s"),
         ({"episodes.workers": 9}, "workers may not exceed concurrency"),
         ({"model.source": "hub"}, "needs revision"),
         ({"model.source": "packaged"}, "needs sha256"),
@@ -356,11 +359,15 @@ def test_the_greatest_seed_is_accepted(key: str) -> None:
     parse_config(with_value(key, 2**31 - 1), where="campaign.toml")
 
 
+# The keys that take true and false.
+SWITCHES = ("trainer.gradient_checkpointing", "trainer.streaming", "trainer.prime.compile")
+
+
 @pytest.mark.parametrize("key", [key for key, _ in describe() if ".examples." not in key])
 def test_no_key_takes_a_number_beyond_all_bounds(key: str) -> None:
     for value in (float("inf"), float("nan"), 2**70):
         assert f"'{key}'" in refusal(with_value(key, value)).what
-    if key != "trainer.gradient_checkpointing":  # the one switch
+    if key not in SWITCHES:
         assert f"'{key}'" in refusal(with_value(key, True)).what
 
 

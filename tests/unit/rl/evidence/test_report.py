@@ -65,6 +65,19 @@ def test_the_page_says_whether_it_learned_and_how_surely(tmp_path: Path) -> None
         assert row.task_name in made.text
 
 
+def test_updates_show_their_mismatch_ratios_and_effective_sample(tmp_path: Path) -> None:
+    directory = build(tmp_path)
+    text = page(directory).text
+    for part in ("At staleness 0", "3e-05", "0.96–1.06", "98%", "94%"):
+        assert part in text
+    rows = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    for row in rows:  # as they were written before these figures existed
+        for name in ("mismatch_kl_by_staleness", "ratio_quantiles", "effective_sample_size"):
+            del row[name]
+    directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "0.87–1.35" in page(directory).text
+
+
 def test_no_gain_is_called_no_significant_change(tmp_path: Path) -> None:
     config = campaign_config()
     config = config.model_copy(update={"heldout": config.heldout.model_copy(update={"tasks": 3})})

@@ -6,7 +6,7 @@ import math
 import pickle
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.errors import EngineError, EvidenceError, StalenessViolation
-from rl.learner import losses, policy
+from rl.learner import head, losses
 from rl.learner.packing import MicroBatch
 from rl.learner.peft_learner import NonFiniteError, PeftLearner
 from rl.learner.policy import TokenScores
@@ -49,7 +49,17 @@ LOSSES: dict[str, dict[str, Any]] = {
     },
     "ppo_clip": {"name": "ppo_clip"},
     "importance_sampling": {"name": "importance_sampling"},
+    "cispo": {"name": "cispo"},
+    "icepop": {"name": "icepop", "clip_low": 0.9, "clip_high": 2.0},
+    "tis": {"name": "tis"},
+    "gspo": {"name": "gspo"},
+    "gspo_wide": {"name": "gspo", "clip_low": 0.3, "clip_high": 0.3},
 }
+NORMALISATIONS: list[dict[str, Any]] = [
+    {"normalisation": "tokens"},
+    {"normalisation": "sequences"},
+    {"normalisation": "constant", "normaliser_constant": 17.0},
+]
 BINARY: list[list[float]] = [[0, 1, 0, 1], [1, 0, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0], [1, 1, 1]]
 # Of the last three, the signs assumed for 1 and for 0 are wrong.
 OTHER: list[list[float]] = [
@@ -68,10 +78,12 @@ def learner(model_dir: Path) -> PeftLearner:
     return trained(model_dir, 1)
 
 
-def prepare(learner: PeftLearner, loss: str, kind: str = "mean", budget: int = 8192) -> None:
+def prepare(
+    learner: PeftLearner, loss: str, kind: str = "mean", budget: int = 8192, **values: Any
+) -> None:
     """Make the learner one of this objective, with nothing accumulated."""
     learner._config = make_config(
-        loss=LOSSES[loss] | {"advantage": kind}, micro_batch_tokens=budget
+        loss=LOSSES[loss] | {"advantage": kind} | values, micro_batch_tokens=budget
     )
     learner.discard()
 
@@ -109,11 +121,13 @@ def weights(learner: PeftLearner) -> list[torch.Tensor]:
 
 
 def figures(learner: PeftLearner) -> dict[str, Any]:
-    """The metrics of what was accumulated, without the time it took."""
-    metrics = learner._tally.metrics(2, 0.0, 0.0).model_dump(exclude={"seconds"})
-    return {name: value for name, value in metrics.items() if name != "staleness"} | {
-        f"staleness {key}": value for key, value in metrics["staleness"].items()
-    }
+    """The metrics of what was accumulated, without what the work took."""
+    took = {"seconds", "computed_tokens"}
+    flat: dict[str, Any] = {}
+    for name, value in learner._tally.metrics(2, 0.0, 0.0).model_dump(exclude=took).items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        flat |= {f"{name} {part}": figure for part, figure in parts}
+    return flat
 
 
 def assert_same_gradients(
@@ -168,7 +182,10 @@ def plans(draw: st.DrawFn, rewards: list[list[float]] | None = None) -> Plan:
     plan = Plan([], [], [])
     for index in range(draw(st.integers(1, 3))):
         group = rewarded_group(
-            f"g{index}", draw(st.integers(0, 10**6)), draw(st.sampled_from(pool))
+            f"g{index}",
+            draw(st.integers(0, 10**6)),
+            draw(st.sampled_from(pool)),
+            draw(st.integers(0, 1)),
         )
         calls: list[list[EpisodeRecord]] = [[], [], []]
         for episode in draw(st.permutations(group.episodes)):
@@ -189,11 +206,13 @@ on_one_learner = settings(max_examples=10, deadline=None, derandomize=True)
 @each_loss
 @each_kind
 @on_one_learner
-@given(plan=plans(), budget=st.sampled_from([8192, 80, 1]))
+@given(
+    plan=plans(), budget=st.sampled_from([8192, 80, 1]), division=st.sampled_from(NORMALISATIONS)
+)
 def test_any_mix_of_early_attempts_and_whole_groups_equals_the_one_shot_batch(
-    learner, loss, kind, plan, budget
+    learner, loss, kind, plan, budget, division
 ):
-    prepare(learner, loss, kind, budget)
+    prepare(learner, loss, kind, budget, **division)
     wanted, wanted_figures = at_once(learner, plan.groups)
     plan.run(learner)
     assert_same_gradients(gradients(learner), wanted)
@@ -220,7 +239,7 @@ def test_the_gradient_is_right_where_clipping_acts_on_both_signs(learner, loss, 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
 def test_recomputed_activations_serve_both_passes(model_dir, monkeypatch, checkpointing):
-    monkeypatch.setattr(policy, "HEAD_CHUNK", 4)  # so that the head is recomputed too
+    monkeypatch.setattr(head, "HEAD_CHUNK", 4)  # so that the head works in parts
     loss = LOSSES["trust_region"]
     config = make_config(loss=loss, gradient_checkpointing=checkpointing)
     other = trained(model_dir, 1, PeftLearner(config, model_dir))
@@ -301,7 +320,8 @@ def test_only_an_attempt_whose_sign_is_known_is_worked_on(learner):
 
 def test_a_loss_of_any_form_is_never_worked_on_early(learner, monkeypatch):
     prepare(learner, "ppo_clip")
-    monkeypatch.delitem(losses._FORMS, "ppo_clip")
+    other = replace(losses._OBJECTIVES["ppo_clip"], form="other")
+    monkeypatch.setitem(losses._OBJECTIVES, "ppo_clip", other)
     group = rewarded_group("g", 6, [0, 1])
     assert learner.accumulate_attempts(2, "g", group.episodes) == 0
     assert not learner._early
@@ -338,8 +358,9 @@ def test_the_common_prompt_of_a_call_is_computed_once(learner):
     learner.accumulate_attempts(2, "g", group.episodes[:3])
     (part,) = learner._early["g"].scored
     samples = [sample for episode in group.episodes[:3] for sample in episode.samples]
-    longest = max(len(sample.token_ids) for sample in samples)
-    assert part.padded_tokens == 24 + len(samples) * (longest - 24)
+    # Nothing is computed from a sequence's last sampled token on.
+    ends = [max(t for t, bit in enumerate(s.sampled) if bit) for s in samples if any(s.sampled)]
+    assert part.computed_tokens == 24 + sum(end - 24 for end in ends)
 
 
 def test_memory_is_one_buffer_per_reward_and_one_for_the_rest(learner):

@@ -15,11 +15,12 @@ from tests.unit.rl.learner.tiny_policy import make_episode, make_group, random_g
 
 def context_of(batch: MicroBatch, source: int) -> tuple[int, ...]:
     """The tokens that the position `source` sees, itself included."""
-    prefix, length = batch.prefix.tolist(), batch.rows.shape[1]
-    if source < len(prefix):
-        return tuple(prefix[: source + 1])
-    row, column = divmod(source - len(prefix), length)
-    return tuple(prefix + batch.rows[row, : column + 1].tolist())
+    ends = [segment.end for segment in batch.segments for _ in range(segment.start, segment.stop)]
+    return tuple(
+        int(token)
+        for place, (token, end) in enumerate(zip(batch.token_ids, ends, strict=True))
+        if place <= source < end
+    )
 
 
 def predictions(batch: MicroBatch) -> list[tuple[tuple[int, ...], int, float]]:
@@ -63,25 +64,55 @@ def test_every_sampled_token_is_predicted_exactly_once_from_its_own_context(draw
     )
     assert Counter(p for batch in batches for p in predictions(batch)) == wanted
     for batch in batches:
-        assert batch.padded_tokens <= budget or batch.rows.shape[0] == 1
+        alone = sum(segment.depth == 0 for segment in batch.segments) == len(batch.segments) == 1
+        assert batch.computed_tokens <= budget or alone
 
 
-def test_the_common_prompt_is_kept_once():
+def test_the_common_prompt_is_kept_once_and_nothing_is_padded():
     sequences = training_sequences(random_group("g", 1), "mean")
+    tails = [len(sequence.inputs) - 24 for sequence in sequences]
     (batch,) = pack(sequences, 8192, share_prefix=True)
-    assert batch.prefix.numel() == 24
-    assert batch.rows.shape[0] == 4
+    assert batch.computed_tokens == 24 + sum(tails)
+    assert int(batch.position_ids.max()) == 24 + max(tails) - 1
     (plain,) = pack(sequences, 8192, share_prefix=False)
-    assert plain.prefix.numel() == 0
+    assert plain.computed_tokens == 4 * 24 + sum(tails)
 
 
-def test_rows_are_padded_on_the_right_and_sorted_by_length():
+def test_what_follows_the_last_sampled_token_is_not_computed():
+    sample = Sample(
+        token_ids=[1, 2, 3, 4, 5],
+        sampled=[False, True, True, False, False],
+        logprobs=[0, -1, -1, 0, 0],
+    )
+    group = make_group([make_episode([sample], 1.0), make_episode([sample], 0.0, index=1)])
+    (batch,) = pack(training_sequences(group, "mean"), 100, share_prefix=True)
+    assert batch.token_ids.tolist() == [1, 2]
+    assert batch.targets.tolist() == [2, 3, 2, 3]
+    assert batch.advantages.tolist() == [0.5, 0.5, -0.5, -0.5]
+
+
+def test_branches_of_one_attempt_stay_together_under_a_small_budget():
+    def sample(*runs: int) -> Sample:
+        ids = [token for token in runs for _ in range(20)]
+        return Sample(token_ids=ids, sampled=[t >= 20 for t in range(len(ids))], logprobs=[-1] * 60)
+
+    group = make_group(
+        [
+            make_episode([sample(0, 1, 2), sample(0, 1, 3)], 1.0),
+            make_episode([sample(0, 4, 5), sample(0, 4, 6)], 0.0, index=1),
+        ]
+    )
+    batches = pack(training_sequences(group, "mean"), 80, share_prefix=True)
+    assert [batch.computed_tokens for batch in batches] == [78, 78]
+    assert [len(batch.segments) for batch in batches] == [3, 3]
+
+
+def test_rows_that_share_nothing_are_sorted_by_length_for_a_budget_with_padding():
     sequences = training_sequences(random_group("g", 3), "mean")
-    (batch,) = pack(sequences, 8192, share_prefix=False)
-    lengths = sorted(len(s.token_ids) for s in sequences)
-    assert batch.rows.shape[1] == lengths[-1]
-    for row, length in zip(batch.rows, lengths, strict=True):
-        assert not row[length:].any()
+    lengths = sorted(len(sequence.inputs) for sequence in sequences)
+    (batch,) = pack(sequences, 4 * lengths[-1], share_prefix=False)
+    assert [segment.stop - segment.start for segment in batch.segments] == lengths
+    assert len(pack(sequences, 4 * lengths[-1] - 1, share_prefix=False)) == 2
 
 
 def test_both_samples_of_a_compacted_episode_carry_its_advantage():

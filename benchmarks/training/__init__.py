@@ -1,0 +1,1 @@
+"""Updates that `benchmarks.train_step` compares: the groups, and one module per contender."""
