@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.trainer_process import inherited
 from rl.config import CampaignConfig
 from rl.errors import ConfigurationError
 from rl.learner.prime.installation import SCRIPT
@@ -23,21 +24,6 @@ from rl.learner.prime.settings import ranks
 
 PRIME_PYTHON_VARIABLE = "RL_PRIME_PYTHON"
 REPOSITORY = Path(__file__).resolve().parent.parent
-NOT_INHERITED = frozenset(
-    {
-        "OMP_NUM_THREADS",  # Ray's choice for its own workers
-        "PYTHONHOME",
-        "PYTHONPATH",  # names the owner's packages
-        "PYTHONSTARTUP",
-        "VIRTUAL_ENV",
-        # A torchrun around the owner, if there is one.
-        "LOCAL_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "RANK",
-        "WORLD_SIZE",
-    }
-)
 # What prime-rl's own launcher sets for its trainer, and no call of the network.
 SET = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -98,7 +84,6 @@ def prime_command(
         ConfigurationError: as `prime_python`.
     """
     python = prime_python(environ)
-    environment = {key: value for key, value in environ.items() if key not in NOT_INHERITED}
     return PrimeCommand(
         inspect=(python, str(SCRIPT)),
         train=(
@@ -106,5 +91,5 @@ def prime_command(
             *("--role=trainer", f"--nproc-per-node={ranks(config)}"),
             *("-m", "prime_rl.trainer.rl.train", "@", str(config_file)),
         ),
-        environment={**environment, **SET},
+        environment={**inherited(environ), **SET},
     )

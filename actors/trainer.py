@@ -1,7 +1,7 @@
 """The trainer actor: owns the learner and its checkpoints.
 
 Invariants:
-- It is the only actor that imports torch.
+- It is the only actor that imports torch, or that owns processes that do.
 - Version `t` exists exactly when update `t` has finished; a failed update
   leaves weights, optimizer and version as they were.
 - A group that breaks the staleness bound is refused before any arithmetic, and a
@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors.adapter_ref import AdapterRef
 from rl.config import CampaignConfig
 from rl.files import disk_errors
 from rl.records import AdapterBytes, EpisodeRecord, Group, UpdateMetrics
+
+if TYPE_CHECKING:
+    from actors.ranked_learner import RankedLearner
+    from rl.learner.peft_learner import PeftLearner
+
+RANKS_LOG = "trainer-ranks.log"
 
 
 class Trainer:
@@ -37,12 +43,9 @@ class Trainer:
         checkpoints: Path,
         resume: Path | None = None,
     ) -> None:
-        from rl.learner.peft_learner import PeftLearner, seed_process
-
-        seed_process(config.seed)
         self._config = config
         self._checkpoints = checkpoints
-        self._learner = PeftLearner(config, model_dir)
+        self._learner = _learner(config, model_dir, checkpoints)
         self._state = "idle"
         self._streamed = 0
         self._stepped = time.monotonic()
@@ -106,6 +109,21 @@ class Trainer:
             prune(self._checkpoints, set(self._config.checkpoints.updates))
         self._state = "idle"
         return str(path)
+
+
+def _learner(
+    config: CampaignConfig, model_dir: Path, checkpoints: Path
+) -> PeftLearner | RankedLearner:
+    """The learner, in this process if it has no ranks to share the work with."""
+    if config.trainer.ranks > 1:
+        from actors.ranked_learner import RankedLearner
+
+        log = Path(checkpoints).resolve().parent / "logs" / RANKS_LOG
+        return RankedLearner(config, model_dir, log)
+    from rl.learner.peft_learner import PeftLearner, seed_process
+
+    seed_process(config.seed)
+    return PeftLearner(config, model_dir)
 
 
 def verify_checkpoint(

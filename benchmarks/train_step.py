@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="a small random model, one share, one round")
     add("--model", type=Path, help=f"model directory (the first in {MODELS}, or a random one)")
     add("--share", type=_share, action="append", help="prompt share, repeatable (.25 .5 .75)")
-    add("--tokens", type=_tokens, default=384, help="of a mean attempt (%(default)s)")
+    add("--tokens", type=_tokens, default=256, help="of a mean attempt (%(default)s)")
     add("--group", type=_positive, default=8, help="attempts of a group (%(default)s)")
     add("--groups", type=_positive, default=1, help="groups of an update (%(default)s)")
     add("--sampled", type=_share, default=0.5, help="of the tokens behind the prompt (%(default)s)")

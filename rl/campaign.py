@@ -258,7 +258,10 @@ class Campaign:
             async with self.recorder.lifecycle.step("stop", limit, "trainer"):
                 await cluster.stop_trainer()
         self._stage("checkpoint", f"loading {path.name} afresh")
-        task = ray.remote(num_cpus=0)(verify_checkpoint)
+        trainer = self.config.trainer
+        # The trainer's, which has just been stopped.
+        gpus = self.config.resources.trainer_gpus if trainer.torch_device == "cuda" else 0.0
+        task = ray.remote(num_cpus=0, num_gpus=gpus)(verify_checkpoint)
         ref = task.remote(path, self.model.path, self.config)
         adapter, difference = await call(ref, VERIFY_S, "checkpoint verification")
         self.progress.note(f"it reproduces the trainer's logprobs to {difference:.1e} nats")

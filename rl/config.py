@@ -19,15 +19,11 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rl.limits_config import LimitsConfig
-from rl.loss_config import LossConfig
-from rl.prime_config import PrimeConfig, check_supported
+from rl.trainer_config import TrainerConfig
 from rl.values import (
     Amount,
     AtLeastTwo,
-    Beta,
     Commit,
-    Flag,
-    Fraction,
     NonNegative,
     Positive,
     PositiveAmount,
@@ -237,62 +233,6 @@ class EngineConfig(Section):
     )
 
 
-class LoraConfig(Section):
-    """The adapter."""
-
-    rank: Positive = Field(default=16, description="rank of every adapter matrix")
-    alpha: PositiveAmount = Field(default=32.0, description="scale numerator (alpha / rank)")
-    target: Literal["all-linear"] = Field(default="all-linear", description="layers adapted")
-
-
-class OptimizerConfig(Section):
-    """AdamW and the learning rate."""
-
-    lr: Fraction = Field(description="peak learning rate")
-    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.99), description="AdamW betas")
-    eps: PositiveAmount = Field(default=1e-8, description="AdamW epsilon")
-    weight_decay: Amount = Field(default=0.0, description="decoupled weight decay")
-    warmup_updates: NonNegative = Field(default=0, description="updates of linear warm-up")
-    clip_norm: PositiveAmount = Field(default=1.0, description="gradient norm clip")
-
-
-class TrainerConfig(Section):
-    """The learner."""
-
-    backend: Literal["peft", "prime-rl"] = Field(
-        default="peft", description="learner implementation; prime-rl: docs/prime-rl.md"
-    )
-    device: Literal["cpu", "cuda"] = Field(description="where the learner runs")
-    threads: Positive = Field(default=1, description="cpu: torch threads")
-    lora: LoraConfig = Field(default=LoraConfig(), description="the adapter")
-    optimizer: OptimizerConfig = Field(description="optimizer")
-    loss: LossConfig = Field(default=LossConfig(), description="objective")
-    micro_batch_tokens: Positive = Field(
-        default=8192, description="tokens per forward pass, those that sequences share counted once"
-    )
-    gradient_checkpointing: Flag = Field(default=False, description="trade time for memory")
-    streaming: Flag = Field(
-        default=True,
-        description="work on groups as they complete; false: on whole batches, in the order of "
-        "their draws, so that the same episodes always give the same bits",
-    )
-    update_timeout_s: Seconds = Field(default=3600.0, description="limit of one update, s")
-    prime: PrimeConfig | None = Field(default=None, description="backend = 'prime-rl': its own")
-
-    @model_validator(mode="after")
-    def _prime_rl_can_do_it(self) -> TrainerConfig:
-        if (self.backend == "prime-rl") != (self.prime is not None):
-            raise ValueError("prime is given exactly when backend = 'prime-rl'")
-        if self.prime is not None:
-            check_supported(self.device, self.loss, self.optimizer.eps)
-        return self
-
-    @property
-    def torch_device(self) -> str:
-        """Where this project's own model of the policy lies, for gradients or only for probes."""
-        return self.device if self.prime is None else self.prime.probe_device
-
-
 class CheckpointConfig(Section):
     """Full checkpoints."""
 
@@ -366,6 +306,9 @@ class CampaignConfig(Section):
             raise ValueError("heldout.shards may not exceed the number of held-out tasks")
         if self.limits.start_s <= self.engine.start_timeout_s:
             raise ValueError("limits.start_s must exceed engine.start_timeout_s")
+        prime = self.trainer.prime
+        if prime is not None and self.limits.start_s <= prime.start_timeout_s:
+            raise ValueError("limits.start_s must exceed trainer.prime.start_timeout_s")
         if min(self.limits.drain_s, self.limits.stop_s) <= self.sandbox.stop_timeout_s:
             raise ValueError("limits.drain_s and limits.stop_s must exceed sandbox.stop_timeout_s")
         late = [t for t in self.checkpoints.updates if t > self.schedule.updates]
@@ -374,6 +317,8 @@ class CampaignConfig(Section):
         gpus = self.resources.trainer_gpus
         if self.trainer.backend == "prime-rl" and (gpus < 1 or gpus != int(gpus)):
             raise ValueError("backend = 'prime-rl' needs whole GPUs in resources.trainer_gpus")
+        if self.trainer.device == "cuda" and 1 < self.trainer.ranks != gpus:
+            raise ValueError("trainer.ranks needs as many GPUs in resources.trainer_gpus")
         if (self.engine.kind == "scripted") != (self.engine.scripted is not None):
             raise ValueError("engine.scripted is given exactly when engine.kind = 'scripted'")
         return self

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rl.config import LossConfig
 from rl.errors import EvidenceError
 from rl.learner.losses import (
     AdvantageKind,
@@ -42,6 +41,7 @@ from rl.learner.losses import (
 )
 from rl.learner.packing import MicroBatch, TrainingSequence, episode_sequences
 from rl.learner.policy import TokenScores
+from rl.loss_config import LossConfig
 from rl.records import EpisodeRecord, Group
 
 # A verifier's usual rewards are 0 and 1; no group of such has a mean below 0 or above 1.
@@ -83,6 +83,11 @@ def advantage_by_reward(group: Group, kind: AdvantageKind) -> dict[float, float]
     return dict(zip(group.rewards, advantages(group.rewards, kind), strict=True))
 
 
+def backward_passes(config: LossConfig) -> int:
+    """How often `EarlyWork.backward` goes back through a micro-batch's graph."""
+    return 1 if vanishes_without_advantage(config) else 2
+
+
 @dataclass(frozen=True)
 class ScoredTokens:
     """What the figures of one micro-batch, all of one reward, are made of."""
@@ -105,6 +110,7 @@ class EarlyWork:
 
     version: int
     digests: dict[str, str] = field(default_factory=dict[str, str])  # of records, by attempt
+    rewards: set[float] = field(default_factory=set[float])  # of all of them, on every rank
     slopes: dict[float, list[Tensor]] = field(default_factory=dict[float, list[Tensor]])
     offset: list[Tensor] = field(default_factory=list[Tensor])
     scored: list[ScoredTokens] = field(default_factory=list[ScoredTokens])
@@ -155,7 +161,10 @@ class EarlyWork:
 
     def note(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Remember whose work this is."""
-        self.digests.update({episode.attempt_id: _digest(episode) for episode in episodes})
+        for episode in episodes:
+            self.digests[episode.attempt_id] = _digest(episode)
+            if episode.reward is not None:
+                self.rewards.add(episode.reward)
 
     def holds_for(self, group: Group, config: LossConfig) -> bool:
         """Whether this work can stand for its attempts in the complete `group`.
@@ -173,7 +182,7 @@ class EarlyWork:
             )
         by_reward = advantage_by_reward(group, config.advantage)
         return advantage_form(config) == "linear" or all(
-            by_reward[reward] * _sign(config, reward) >= 0 for reward in self.slopes
+            by_reward[reward] * _sign(config, reward) >= 0 for reward in self.rewards
         )
 
     def add_to(

@@ -88,7 +88,9 @@ def largest_difference(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _load(path: Path, model_dir: Path, config: CampaignConfig) -> Any:
-    base = load_base(model_dir, config, share_prefix=False)
+    # A base that is kept in pieces may not fit into one device: layer by layer on all.
+    device = "auto" if config.trainer.shard_base else None
+    base = load_base(model_dir, config, share_prefix=False, device=device)
     folder = path / checkpoint.ADAPTER
     try:
         model: Any = peft.PeftModel.from_pretrained(base, str(folder))

@@ -11,6 +11,9 @@ Invariants:
 - A non-finite loss or gradient never reaches the optimizer: weights, moments and
   version stay as they were, and the update's gradients so far are dropped.
 - `state` and `load_state` lose nothing: on CPU a resumed learner goes on bit for bit.
+- Of several ranks each works on its share of a group's sequences, and their gradients
+  are added up once, at the step. All else happens on every rank alike: what is refused
+  or dropped is refused or dropped by all, and all of them become the same version.
 """
 
 from __future__ import annotations
@@ -19,16 +22,18 @@ import io
 import math
 import resource
 import time
-from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rl.config import CampaignConfig
-from rl.errors import CampaignError, EvidenceError, StalenessViolation
-from rl.learner.early import EarlyWork, advantage_by_reward, early_sequences
+from rl.errors import CampaignError, EvidenceError
+from rl.learner.admission import check_next, staleness_of
+from rl.learner.early import EarlyWork, advantage_by_reward, backward_passes, early_sequences
 from rl.learner.losses import token_loss, vanishes_without_advantage
 from rl.learner.packing import (
     MicroBatch,
@@ -37,10 +42,12 @@ from rl.learner.packing import (
     training_sequences,
 )
 from rl.learner.policy import Policy
+from rl.learner.ranks import Alone, Ranks
 from rl.learner.rate import learning_rate
 from rl.learner.restore import read_optimizer
+from rl.learner.shares import shares
 from rl.learner.state import LearnerState, files_sha256
-from rl.learner.tally import Tally
+from rl.learner.tally import Tally, merged
 from rl.records import AdapterBytes, EpisodeRecord, Group, Probe, UpdateMetrics
 
 
@@ -58,10 +65,15 @@ def seed_process(seed: int) -> None:
 
 
 class PeftLearner:
-    """LoRA training of one model on one device."""
+    """LoRA training of one model on one device, alone or as one of several ranks."""
 
-    def __init__(self, config: CampaignConfig, model_dir: Path) -> None:
+    def __init__(self, config: CampaignConfig, model_dir: Path, ranks: Ranks | None = None) -> None:
         """Version 0: the base in `model_dir` with a fresh adapter.
+
+        Args:
+            config: the campaign's.
+            model_dir: base weights.
+            ranks: the processes that share the work, this one included; None: it alone.
 
         Raises:
             ConfigurationError: the model can't be loaded or can't be trained by this learner.
@@ -69,7 +81,8 @@ class PeftLearner:
         if config.trainer.device == "cpu":
             torch.set_num_threads(config.trainer.threads)
         self._config = config
-        self._policy = Policy(config, model_dir)
+        self._ranks = ranks or Alone()
+        self._policy = Policy(config, model_dir, shard=config.trainer.shard_base)
         settings = config.trainer.optimizer
         self._optimizer = torch.optim.AdamW(
             self._policy.parameters,
@@ -111,10 +124,10 @@ class PeftLearner:
         done = work.digests if work is not None else ()
         batches = self._pack(training_sequences(group, loss.advantage, skip=done))
         self.drop(group.group_id)
-        if work is not None:
-            self._settle(work, group, staleness)
-        for batch in batches:
-            self._backward(batch, group.group_id, staleness)
+        losses = [] if work is None else self._settle(work, group, staleness)
+        for batch, differentiable in self._passes(batches):
+            losses += self._backward(batch, differentiable, staleness)
+        self._check_finite(losses, group.group_id)
         self._tally.add_group(group, staleness)
         self._tally.seconds += time.perf_counter() - started
 
@@ -143,9 +156,11 @@ class PeftLearner:
             return 0
         # Whatever is raised below, half-done work is forgotten: `accumulate` then does it all.
         self.drop(group_id)
+        losses: list[Tensor] = []
         for reward, sequences in by_reward.items():
-            for batch in self._pack(sequences):
-                self._backward_early(batch, reward, work, group_id)
+            for batch, _ in self._passes(self._pack(sequences), early=True):
+                losses += self._backward_early(batch, reward, work)
+        self._check_finite(losses, group_id)
         work.note(taken)
         self._early[group_id] = work
         self._tally.seconds += time.perf_counter() - started
@@ -173,9 +188,8 @@ class PeftLearner:
                 gradients are dropped.
         """
         started = time.perf_counter()
-        self._check_next(update, "step")
-        self._check_whole(update, group_ids)
-        tally, settings = self._tally, self._config.trainer.optimizer
+        check_next(self._version, update, "step")
+        tally, settings = self._check_whole(update, group_ids), self._config.trainer.optimizer
         gradients = self._mean_gradients(tally.normaliser)
         norm = get_total_norm(gradients)
         if not math.isfinite(float(norm)):
@@ -260,39 +274,20 @@ class PeftLearner:
             return torch.cuda.max_memory_allocated(self._policy.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
 
-    def _check_next(self, update: int, action: str) -> None:
-        if update != self._version + 1:
-            raise StalenessViolation(
-                f"{action} for update {update}, but version {self._version} comes before "
-                f"update {self._version + 1}",
-                "learner",
-            )
-
     def _admit(
         self, update: int, group_id: str, version: int, episodes: Sequence[EpisodeRecord]
     ) -> int:
-        """The staleness of a group of `version`, if these of its episodes may be trained on."""
-        where = f"update {update}, group {group_id}"
-        self._check_next(update, f"group {group_id}")
-        staleness = (update - 1) - version
-        bound = self._config.schedule.max_staleness
-        if not 0 <= staleness <= bound:
-            raise StalenessViolation(
-                f"version {version} is {staleness} updates stale, the bound is {bound}", where
-            )
-        mixed = sorted({episode.version for episode in episodes} - {version})
-        if mixed:
-            raise StalenessViolation(f"group of version {version} holds episodes of {mixed}", where)
+        """As `staleness_of`; a group that was accumulated already is refused, too."""
+        check_next(self._version, update, f"group {group_id}")
         if group_id in self._tally.groups:
-            raise EvidenceError("the group was accumulated already", where)
-        times = Counter(episode.attempt_id for episode in episodes)
-        repeated = sorted(attempt for attempt, count in times.items() if count > 1)
-        if repeated:
-            raise EvidenceError(f"attempts {repeated} occur more than once", where)
-        return staleness
+            raise EvidenceError(
+                "the group was accumulated already", f"update {update}, group {group_id}"
+            )
+        bound = self._config.schedule.max_staleness
+        return staleness_of(update, group_id, version, episodes, bound)
 
-    def _check_whole(self, update: int, group_ids: Sequence[str] | None) -> None:
-        """Raise `EvidenceError` unless what was accumulated is all that a step needs."""
+    def _check_whole(self, update: int, group_ids: Sequence[str] | None) -> Tally:
+        """The figures of all ranks; `EvidenceError` unless they are all that a step needs."""
         where, groups = f"update {update}", sorted(self._tally.groups)
         if self._early:
             raise EvidenceError(
@@ -304,68 +299,95 @@ class PeftLearner:
             raise EvidenceError(
                 f"a step with groups {sorted(group_ids)}, but {groups} were accumulated", where
             )
-        if self._tally.loss_tokens == 0:
+        tally = merged(self._ranks.gather(self._tally), self._ranks.rank)
+        if tally.loss_tokens == 0:
             raise EvidenceError("no sampled token to train on", where)
+        return tally
 
     def _pack(self, sequences: Sequence[TrainingSequence]) -> list[MicroBatch]:
-        budget = self._config.trainer.micro_batch_tokens
-        return pack(sequences, budget, self._policy.shares_prefixes)
+        """Of this rank's share of `sequences`."""
+        budget, shared = self._config.trainer.micro_batch_tokens, self._policy.shares_prefixes
+        mine = shares(sequences, self._ranks.size, shared=shared)[self._ranks.rank]
+        return pack(mine, budget, shared)
 
-    def _backward(self, batch: MicroBatch, group_id: str, staleness: int) -> None:
-        loss_config = self._config.trainer.loss
+    def _passes(
+        self, batches: list[MicroBatch], *, early: bool = False
+    ) -> list[tuple[MicroBatch | None, bool]]:
+        """The passes that this rank makes, each with whether it is differentiated.
+
+        One without a batch is made because other ranks make one.
+        """
+        always = early or not vanishes_without_advantage(self._config.trainer.loss)
+        busy = [always or bool(batch.advantages.any()) for batch in batches]
+        passes = self._ranks.align(busy)
+        return [*zip_longest(batches, passes)]
+
+    def _backward(
+        self, batch: MicroBatch | None, differentiable: bool, staleness: int
+    ) -> list[Tensor]:
+        """Add the gradient of a micro-batch, if there is one; its loss, detached."""
+        if batch is None:
+            self._policy.keep_step(int(differentiable))
+            return []
         batch = batch.to(self._policy.device)
-        idle = vanishes_without_advantage(loss_config) and not bool(batch.advantages.any())
-        with torch.set_grad_enabled(not idle):
+        with torch.set_grad_enabled(differentiable):
             scores = self._policy.scores(batch, self._config.agent.temperature)
             result = token_loss(
-                loss_config,
+                self._config.trainer.loss,
                 scores.logprobs,
                 batch.sampler_logprobs,
                 batch.advantages,
                 torch.ones_like(batch.advantages),
                 batch.sequences,
             )
-        self._check_finite(result.loss, group_id)
-        if not idle:
+        if differentiable:
             result.loss.backward()
         self._tally.add_batch(staleness, batch.computed_tokens, result, scores.entropy)
+        return [result.loss.detach()]
 
     def _backward_early(
-        self, batch: MicroBatch, reward: float, work: EarlyWork, group_id: str
-    ) -> None:
+        self, batch: MicroBatch | None, reward: float, work: EarlyWork
+    ) -> list[Tensor]:
+        loss_config = self._config.trainer.loss
+        if batch is None:
+            self._policy.keep_step(backward_passes(loss_config))
+            return []
         batch = batch.to(self._policy.device)
         scores = self._policy.scores(batch, self._config.agent.temperature)
-        loss = work.backward(
-            self._config.trainer.loss, reward, batch, scores, self._policy.parameters
-        )
-        self._check_finite(loss, group_id)
+        return [work.backward(loss_config, reward, batch, scores, self._policy.parameters)]
 
-    def _settle(self, work: EarlyWork, group: Group, staleness: int) -> None:
-        """Count early work, now that the advantages of its group are known."""
+    def _settle(self, work: EarlyWork, group: Group, staleness: int) -> list[Tensor]:
+        """Count early work, now that the advantages of its group are known; its losses."""
         loss_config = self._config.trainer.loss
         by_reward = advantage_by_reward(group, loss_config.advantage)
         work.add_to(self._policy.parameters, loss_config, by_reward)
+        losses: list[Tensor] = []
         for part in work.scored:
             result = part.loss(loss_config, by_reward[part.reward])
-            self._check_finite(result.loss, group.group_id)
             self._tally.add_batch(staleness, part.computed_tokens, result, part.entropy)
+            losses.append(result.loss)
+        return losses
 
-    def _check_finite(self, loss: torch.Tensor, group_id: str) -> None:
-        if bool(torch.isfinite(loss)):
+    def _check_finite(self, losses: list[Tensor], group_id: str) -> None:
+        """Drop everything, on all ranks, if a loss of one rank is not finite."""
+        own = [float(loss) for loss in losses if not bool(torch.isfinite(loss))]
+        bad = [value for values in self._ranks.gather(own) for value in values]
+        if not bad:
             return
         update = self._version + 1
         self.discard()
         raise NonFiniteError(
-            f"the loss is {float(loss.detach())}",
+            f"the loss is {bad[0]}",
             f"update {update}, group {group_id}",
             "look at the group's logprobs and at the learning rate",
         )
 
-    def _mean_gradients(self, normaliser: float) -> list[torch.Tensor]:
-        """The gradients, divided in place; zeros where no group left any."""
-        gradients: list[torch.Tensor] = []
+    def _mean_gradients(self, normaliser: float) -> list[Tensor]:
+        """The gradients of all ranks, divided in place; zeros where no group left any."""
+        gradients: list[Tensor] = []
         for weight in self._policy.parameters:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            gradients.append(weight.grad.div_(normaliser))
-        return gradients
+            gradients.append(weight.grad)
+        self._ranks.add_up(gradients)
+        return [gradient.div_(normaliser) for gradient in gradients]

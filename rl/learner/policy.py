@@ -30,6 +30,7 @@ from rl.errors import ConfigurationError, EvidenceError
 from rl.learner import attention
 from rl.learner.head import score
 from rl.learner.packing import MicroBatch, TrainingSequence, pack
+from rl.learner.sharding import shard_layers
 from rl.records import Probe
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -50,17 +51,23 @@ class TokenScores:
 
 
 class Policy:
-    """A causal language model with a LoRA adapter, on one device."""
+    """A causal language model with a LoRA adapter, on one device or in pieces on several."""
 
-    def __init__(self, config: CampaignConfig, model_dir: Path) -> None:
+    def __init__(self, config: CampaignConfig, model_dir: Path, *, shard: bool = False) -> None:
         """Load the base from `model_dir` and give it a fresh adapter.
+
+        Args:
+            config: the campaign's.
+            model_dir: base weights.
+            shard: keep this rank's piece of them alone; see `sharding`.
 
         Raises:
             ConfigurationError: no loadable model there, or one whose logits are
                 not its head applied to its decoder's output.
         """
         self.device = torch.device(config.trainer.torch_device)
-        base = load_base(model_dir, config, share_prefix=True)
+        # Pieces are cut on the CPU: the whole may not fit into one device.
+        base = load_base(model_dir, config, share_prefix=True, device="cpu" if shard else None)
         self.shares_prefixes = attention.supports_sharing(base.config)
         self._model = _with_adapter(base, config)
         self._base: Any = self._model.get_base_model()
@@ -70,6 +77,9 @@ class Policy:
         self._probe_base: Probe | None = None
         if config.trainer.gradient_checkpointing:
             _checkpoint_gradients(self._base)
+        if shard:
+            shard_layers(self._decoder, self.device)
+            self._model.to(self.device)
         self._check_head(model_dir)
 
     @property
@@ -81,6 +91,17 @@ class Policy:
         """Logprobs and entropies of the batch's targets, logits divided by `temperature`."""
         states = self._hidden(batch).index_select(0, batch.sources)
         return TokenScores(*score(states, batch.targets, self._head, temperature))
+
+    def keep_step(self, backward_passes: int) -> None:
+        """Take part in a pass of other ranks, with nothing to compute and nothing to add."""
+        device = self.device
+        row = torch.zeros(1, dtype=torch.int64, device=device)
+        with torch.set_grad_enabled(backward_passes > 0):
+            hidden = self._decoder(
+                input_ids=row.unsqueeze(0), position_ids=row.unsqueeze(0), use_cache=False
+            ).last_hidden_state
+        for _ in range(backward_passes):
+            torch.autograd.grad(hidden.sum(), self.parameters, retain_graph=True, allow_unused=True)
 
     def probe(self) -> Probe:
         """Logprobs of the fixed probe tokens under base plus adapter, temperature 1."""
@@ -175,8 +196,16 @@ class Policy:
             )
 
 
-def load_base(model_dir: Path, config: CampaignConfig, share_prefix: bool) -> Any:
-    """The base model, frozen, without dropout, on `trainer.torch_device`.
+def load_base(
+    model_dir: Path, config: CampaignConfig, share_prefix: bool, device: str | None = None
+) -> Any:
+    """The base model, frozen, without dropout.
+
+    Args:
+        model_dir: where it lies.
+        config: the campaign's.
+        share_prefix: with attention over token trees, if its layers allow it.
+        device: None: `trainer.torch_device`; "auto": layers spread over all of its kind.
 
     Raises:
         ConfigurationError: no loadable model at `model_dir`.
@@ -187,6 +216,8 @@ def load_base(model_dir: Path, config: CampaignConfig, share_prefix: bool) -> An
         )
     attention.register()
     shape = AutoConfig.from_pretrained(str(model_dir))
+    wanted = device or config.trainer.torch_device
+    spread = wanted == "auto"
     split = share_prefix and attention.supports_sharing(shape)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -194,11 +225,12 @@ def load_base(model_dir: Path, config: CampaignConfig, share_prefix: bool) -> An
             dtype=getattr(torch, config.model.dtype),
             attn_implementation=attention.ATTENTION if split else "sdpa",
             attention_dropout=0.0,
+            device_map="auto" if spread else None,
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"the model can't be loaded: {error}", str(model_dir)) from error
     model.requires_grad_(False)
-    return model.to(config.trainer.torch_device).eval()
+    return model.eval() if spread else model.to(wanted).eval()
 
 
 def probe_token_ids(vocabulary: int) -> list[int]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,18 @@ from rl.loss_config import LossConfig
 from rl.records import Group, Sample, UpdateMetrics
 
 QUANTILES = {"p01": 0.01, "p05": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+# What micro-batches add to, as plain sums.
+SUMMED = (
+    "loss",
+    "loss_tokens",
+    "sequences",
+    "computed_tokens",
+    "entropy",
+    "clipped",
+    "ratio_sum",
+    "ratio_squares",
+)
 
 
 @dataclass
@@ -147,6 +159,32 @@ class Tally:
             staleness=dict(sorted(self.staleness.items())),
             seconds=self.seconds,
         )
+
+
+def merged(ranks: Sequence[Tally], own: int) -> Tally:
+    """The figures of an update whose micro-batches were divided among ranks.
+
+    Args:
+        ranks: the figures of each; those of groups stand in all of them.
+        own: the rank whose time counts.
+    """
+    return replace(
+        ranks[own],
+        **{name: sum(getattr(tally, name) for tally in ranks) for name in SUMMED},
+        ratio_min=min(tally.ratio_min for tally in ranks),
+        ratio_max=max(tally.ratio_max for tally in ranks),
+        log_ratios=[part for tally in ranks for part in tally.log_ratios],
+        mismatch=_added(tally.mismatch for tally in ranks),
+        tokens_by_staleness=sum((tally.tokens_by_staleness for tally in ranks), Counter[int]()),
+    )
+
+
+def _added(parts: Iterable[defaultdict[int, float]]) -> defaultdict[int, float]:
+    total: defaultdict[int, float] = defaultdict(float)
+    for part in parts:
+        for staleness, value in part.items():
+            total[staleness] += value
+    return total
 
 
 def ratio_quantiles(log_ratios: Sequence[Tensor]) -> dict[str, float]:

@@ -71,7 +71,7 @@ def plant(sequences: Sequence[list[int]], shortest: int = SHORTEST_SHARED) -> Tr
     """
     order = sorted(range(len(sequences)), key=lambda index: sequences[index])
     ranked = [sequences[index] for index in order]
-    common = [_common(*pair) for pair in pairwise(ranked)]
+    common = [common_length(*pair) for pair in pairwise(ranked)]
     token_ids: list[int] = []
     runs: list[_Run] = []
     paths: list[list[int]] = [[] for _ in sequences]
@@ -125,7 +125,7 @@ def _finished(runs: list[_Run]) -> tuple[Segment, ...]:
     )
 
 
-def _common(a: list[int], b: list[int]) -> int:
+def common_length(a: list[int], b: list[int]) -> int:
     """How many tokens `a` and `b` begin with alike."""
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:

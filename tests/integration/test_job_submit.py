@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 
 from rl.evidence.layout import CampaignDir
-from tests.support.campaigns import ROOT, SYSTEM, environment, small_config, write_config
+from tests.support.campaigns import (
+    ROOT,
+    SYSTEM,
+    environment,
+    processes_naming,
+    small_config,
+    write_config,
+)
 from tests.support.tiny_model import make_tiny_model
 
 RAY = str(Path(sys.executable).parent / "ray")
@@ -110,7 +117,11 @@ def test_a_submitted_campaign_ends_with_exit_code_0_and_the_same_evidence(
 ) -> None:
     model = make_tiny_model(tmp_path / "model", [SYSTEM, "```bash\ntouch a\n```"])
     settings = small_config(
-        model, engine=ENGINE, schedule={"updates": 1}, checkpoints={"updates": []}
+        model,
+        engine=ENGINE,
+        schedule={"updates": 1},
+        trainer={"ranks": 2, "shard_base": True},  # processes of their own inside a job, too
+        checkpoints={"updates": []},
     )
     config = write_config(tmp_path / "small.toml", settings)
     arguments = ("--config", str(config), "--state", str(tmp_path), "--run-id", "small-1")
@@ -119,6 +130,7 @@ def test_a_submitted_campaign_ends_with_exit_code_0_and_the_same_evidence(
     directory = CampaignDir(tmp_path / "campaigns" / "small-1")
     assert json.loads(directory.audit.read_text())["findings"] == []
     assert directory.report.is_file()
+    assert processes_naming("rl.learner.rank_process") == []
 
     again = submit(head, "small-1", *arguments)
     assert again.returncode != 0

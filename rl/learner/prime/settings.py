@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from rl.config import CampaignConfig, OptimizerConfig
+from rl.config import CampaignConfig
 from rl.errors import ConfigurationError
 from rl.prime_config import PrimeConfig
+from rl.trainer_config import OptimizerConfig
 
 # What PEFT's "all-linear" comes to in Llama, Qwen and Mistral blocks.
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

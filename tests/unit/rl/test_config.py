@@ -141,6 +141,15 @@ def test_all_wrong_keys_are_named_at_once() -> None:
     assert all(key in what for key in ("schedule.bath_size", "engine.replicas", "nonsense"))
 
 
+PRIME = {
+    "trainer.backend": "prime-rl",
+    "trainer.device": "cuda",
+    "trainer.loss.name": "trust_region",
+    "trainer.prime.compile": True,
+    "resources.trainer_gpus": 1.0,
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
@@ -161,13 +170,20 @@ def test_all_wrong_keys_are_named_at_once() -> None:
         ({"model.source": "packaged"}, "needs sha256"),
         ({"tasks.path": "somewhere"}, "path is given exactly when"),
         ({"tasks.source": "path"}, "path is given exactly when"),
+        ({"trainer.shard_base": True}, "set ranks above 1"),
+        ({"trainer.device": "cuda", "trainer.ranks": 2}, "as many GPUs"),
+        ({**PRIME, "trainer.ranks": 2}, "leave ranks out"),
+        ({**PRIME, "trainer.prime.start_timeout_s": 1800.0}, "trainer.prime.start_timeout_s"),
     ],
 )
 def test_contradiction_is_refused(changes: dict[str, object], wanted: str) -> None:
     data = copy.deepcopy(VALID)
     for key, value in changes.items():
-        table, _, last = key.rpartition(".")
-        data.setdefault(table, {})[last] = value
+        *tables, last = key.split(".")
+        table = data
+        for name in tables:
+            table = table.setdefault(name, {})
+        table[last] = value
     assert wanted in refusal(data).what
 
 
@@ -360,7 +376,12 @@ def test_the_greatest_seed_is_accepted(key: str) -> None:
 
 
 # The keys that take true and false.
-SWITCHES = ("trainer.gradient_checkpointing", "trainer.streaming", "trainer.prime.compile")
+SWITCHES = (
+    "trainer.gradient_checkpointing",
+    "trainer.shard_base",
+    "trainer.streaming",
+    "trainer.prime.compile",
+)
 
 
 @pytest.mark.parametrize("key", [key for key, _ in describe() if ".examples." not in key])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rl.learner.losses import token_loss
 from rl.learner.peft_learner import PeftLearner
 from rl.learner.state import LearnerState
-from rl.learner.tally import QUANTILES, Tally, ratio_quantiles
+from rl.learner.tally import QUANTILES, Tally, merged, ratio_quantiles
 from rl.loss_config import LossConfig
 from rl.records import Group, Sample, UpdateMetrics
 from tests.unit.rl.learner.tiny_policy import make_config, make_episode, make_group, trained
@@ -212,3 +212,25 @@ def test_the_step_s_gradient_is_divided_as_the_loss_is(start):
     constant = {"normalisation": "constant", "normaliser_constant": 60.0}
     wanted = [value * 15 / 60 for value in by_token]
     assert step_of(start, uneven, constant) == pytest.approx(wanted, rel=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    ranks=st.integers(1, 4),
+)
+def test_figures_of_ranks_merge_into_those_of_one(seed, sizes, ranks):
+    every = tokens_of(seed, sum(sizes))
+    cuts = np.cumsum(sizes)[:-1]
+    parts = [*zip(*(np.split(column, cuts) for column in every), strict=True)]
+    alone, tallies = Tally(PPO), [Tally(PPO) for _ in range(ranks)]
+    for index, part in enumerate(parts):
+        add(alone, part, index % 2)
+        add(tallies[index % ranks], part, index % 2)
+    for tally in (alone, *tallies):
+        tally.add_group(one_group(), 0)
+    wanted = alone.metrics(1, 0.5, 1e-4).model_dump()
+    found = merged(tallies, 0).metrics(1, 0.5, 1e-4).model_dump()
+    for name, value in wanted.items():
+        assert found[name] == pytest.approx(value, rel=1e-9, abs=EXACT), name
