@@ -24,9 +24,12 @@ final:  ## the whole campaign of CONFIG (configs/local.toml); ARGS go to rl.fina
 	@$(PYTHON) -m rl.prepare model --config $(CONFIG)
 	@$(PYTHON) -m rl.final --config $(CONFIG) $(ARGS)
 
-test:  ## every test, unit tests first; ARGS go to pytest
+# Unit tests share the cores; the others start clusters and engines that need all of them.
+test:  ## every test, unit tests first; or, with ARGS, what `pytest $(ARGS)` runs
 	@$(SETUP) main dev engine
-	@$(PYTHON) -m pytest $(ARGS)
+	@$(if $(strip $(ARGS)),$(PYTHON) -m pytest $(ARGS),\
+	$(PYTHON) -m pytest tests/unit --numprocesses auto --maxprocesses 8 --dist worksteal && \
+	$(PYTHON) -m pytest tests/integration tests/chaos)
 
 bench:  ## a short pass over every benchmark; ARGS go to each
 	@$(SETUP) main bench engine
