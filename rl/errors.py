@@ -18,7 +18,10 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -96,6 +99,14 @@ class StalenessViolation(CampaignError):
 
 class Interrupted(CampaignError):
     """The person at the terminal asked to stop."""
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first line of a validation error, with its field."""
+    item = error.errors()[0]
+    field = ".".join(str(part) for part in item["loc"])
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{field}: {message}" if field else message
 
 
 def report_error(error: CampaignError) -> int:

@@ -13,9 +13,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rl.config import Section
-from rl.errors import ConfigurationError
+from rl.errors import ConfigurationError, first_problem
 from rl.evidence.layout import CampaignDir
-from rl.evidence.lines import first_problem
 from rl.evidence.traces import read_traces
 from rl.values import Seconds, Text
 

@@ -23,9 +23,8 @@ from pydantic import Field, ValidationError
 
 from rl.config import CampaignConfig, ModelConfig
 from rl.config_file import parse_config
-from rl.errors import ConfigurationError, EvidenceError
+from rl.errors import ConfigurationError, EvidenceError, first_problem
 from rl.evidence.layout import CampaignDir
-from rl.evidence.lines import first_problem
 from rl.files import create_exclusive, json_bytes, read_errors, sha256_files
 from rl.records import Record, TaskRef
 

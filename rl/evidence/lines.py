@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from rl.errors import EvidenceError
+from rl.errors import EvidenceError, first_problem
 from rl.files import append_bytes, disk_errors, read_errors, sync_directory
 
 _TAIL_BLOCK_BYTES = 1 << 16  # read backwards in blocks: a tail is short, a file may not be
@@ -105,11 +105,3 @@ def torn_bytes(descriptor: int) -> int:
             return size - (start + found + 1)
         end = start
     return size
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first line of a validation error, with its field."""
-    item = error.errors()[0]
-    field = ".".join(str(part) for part in item["loc"])
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{field}: {message}" if field else message

@@ -21,11 +21,10 @@ from typing import Final, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from rl.config import CampaignConfig
-from rl.errors import EvidenceError
+from rl.errors import EvidenceError, first_problem
 from rl.evidence.events import STAGE, STAGE_DONE, Event, read_events
 from rl.evidence.frozen import Frozen, load_frozen
 from rl.evidence.layout import CampaignDir
-from rl.evidence.lines import first_problem
 from rl.evidence.rows import BASE_ARM, Arms, Audit, Gates
 from rl.evidence.stats import HeldoutComparison, compare_arms, solved
 from rl.evidence.traces import read_traces

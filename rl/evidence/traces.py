@@ -25,8 +25,7 @@ import zstandard
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from rl.errors import EvidenceError
-from rl.evidence.lines import first_problem
+from rl.errors import EvidenceError, first_problem
 from rl.files import append_bytes, disk_errors, read_errors, sync_directory
 from rl.records import SCHEMA_VERSION, EpisodeRecord
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from pydantic import Field, ValidationError
 
-from rl.errors import EvidenceError
+from rl.errors import EvidenceError, first_problem
 from rl.records import Probe, Record
 
 MANIFEST: Final = "manifest.json"
@@ -102,7 +102,7 @@ def read_manifest(directory: Path) -> CheckpointManifest:
     except OSError as error:
         raise damaged(file, f"cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        problem = f"is no manifest of ours: {error.errors()[0]['msg']}"
+        problem = f"is no manifest of ours: {first_problem(error)}"
         raise damaged(file, problem) from None
     unsealed = content.replace(manifest.seal.encode(), _UNSEALED.encode(), 1)
     if hashlib.sha256(unsealed).hexdigest() != manifest.seal:
