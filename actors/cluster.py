@@ -170,6 +170,7 @@ async def start_serving(
     model_dir: Path,
     run_dir: Path,
     task_root: Path,
+    run_id: str | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Start replicas, broadcaster and episode workers; all are ready on return.
@@ -179,6 +180,7 @@ async def start_serving(
         model_dir: base weights and tokenizer.
         run_dir: replicas keep their logs and adapters below it.
         task_root: folder of the task packages.
+        run_id: the campaign's, by which its remote sandboxes are found again.
         note: told of each replica that serves.
 
     Raises:
@@ -205,7 +207,7 @@ async def start_serving(
                 need.worker_cpus,
                 max_concurrency=slots + CONTROL_CALLS,
             )
-            return actor.remote(index, config, model_dir, task_root, api_key)
+            return actor.remote(index, config, model_dir, task_root, api_key, run_id)
 
         cluster.workers.append(WorkerSlots(start, start(0), slots))
     broadcaster = _remote(WeightBroadcaster, "broadcaster", 0.0, max_concurrency=CONTROL_CALLS)

@@ -22,15 +22,13 @@ from rl.agent.shell import Shell
 from rl.config import CampaignConfig
 from rl.records import AttemptSpec, EpisodeRecord, TaskRef
 from sandboxes.attempt import AttemptLimits, AttemptResult, run_attempt
-from sandboxes.provider import SandboxProvider
+from sandboxes.provider import SandboxProvider, lifetime
 from sandboxes.tasks import TaskPackage, load_package, verify_digest
 
 # The client's own limit lies this far behind the harness's deadline, so that a
 # model out of time is told apart from an engine that does not answer.
 CLIENT_GRACE_S = 5.0
 VERIFIER_LOG_LIMIT = 4_000
-# A remote sandbox that its owner forgot ends this long after the episode must have.
-LIFETIME_GRACE_S = 600.0
 # g00012.1-a3: draw 12 in the campaign's second driver, its fourth attempt (rl.schedule).
 _INCARNATION = re.compile(r"^(g\d+)\.\d+")
 
@@ -44,6 +42,7 @@ class EpisodeWorker:
         model_dir: the tokenizer is read from here.
         task_root: folder of the task packages.
         api_key: the replicas' key, if they have one.
+        campaign: its run id, by which its sandboxes are found again.
     """
 
     def __init__(
@@ -53,6 +52,7 @@ class EpisodeWorker:
         model_dir: Path,
         task_root: Path,
         api_key: str | None = None,
+        campaign: str | None = None,
     ) -> None:
         self._index = index
         self._config = config
@@ -60,7 +60,10 @@ class EpisodeWorker:
         self._client = EngineClient(api_key)
         self._chat = Chat(model_dir, config.model, config.agent)
         self._provider = SandboxProvider(
-            config.sandbox, lifetime_s=config.episodes.deadline_s + LIFETIME_GRACE_S
+            config.sandbox,
+            lifetime(config.episodes.deadline_s),
+            campaign,
+            creators=config.episodes.workers,
         )
         self._packages: dict[str, TaskPackage] = {}
         self._running: dict[str, asyncio.Task[EpisodeRecord]] = {}

@@ -1,112 +1,217 @@
 """`python -m benchmarks.episodes`: oracle attempts per second, ours against `harbor run`.
 
 Both run the same packages, in the same sandboxes, with the same solution and
-verifier, at the same concurrency, in alternating rounds of one run.  `harbor run`
-is started once per round, so its own start is measured apart (a run over one
-package) and taken out.
+verifier, at the same concurrency, in alternating rounds of one run.  Ours runs as
+a campaign runs it: in worker processes, each with its share of the slots.
+
+Two rates are given.  *Running* is from the start of the first attempt to the end of
+the last: for `harbor run` by its own records, so neither its start nor its report
+counts against it.  *Whole* is the command's: from the start of its processes to
+their end.  CPU time is that of all processes, sandboxes included, per attempt: the
+difference to a run over one package, so that starting up is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from benchmarks._table import keep, show
-from rl.config import SandboxConfig
-from rl.errors import EXIT_OK, InfrastructureError, run_command
-from sandboxes.attempt import AttemptLimits
-from sandboxes.bank import write_bank
-from sandboxes.gates import run_oracle
-from sandboxes.provider import SandboxProvider
-from sandboxes.tasks import TaskPackage, load_folder
+from rl.errors import EXIT_OK, ConfigurationError, InfrastructureError, run_command
 
-LIMITS = AttemptLimits(deadline_s=300.0, create_s=60.0, verifier_s=60.0, stop_s=30.0)
-HARBOR_TIMEOUT_S = 900.0
+RUN_TIMEOUT_S = 900.0  # one round of either
+START, DONE = "start", "done"
 
 
-def ours(packages: Sequence[TaskPackage], concurrency: int) -> float:
-    """Seconds for one oracle attempt at every package."""
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass over the packages: seconds running and in all, and CPU seconds."""
+
+    running_s: float
+    whole_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run: every package of `folder` once."""
+
+    folder: Path
+    attempts: int
+    concurrency: int
+    workers: int
+
+
+def ours(plan: Plan) -> Round:
+    """One oracle attempt at every package, in worker processes of our own."""
+    context = get_context("spawn")
+    workers = min(plan.workers, plan.attempts, plan.concurrency)
+    cpu, began = _children_cpu_s(), time.perf_counter()
+    processes: list[Any] = []
+    pipes: list[Connection] = []
+    try:
+        for index in range(workers):
+            here, there = context.Pipe()
+            slots = (plan.concurrency + index) // workers  # they add up to the concurrency
+            process = context.Process(target=_work, args=(there, plan, index, workers, slots))
+            process.start()
+            there.close()
+            processes.append(process)
+            pipes.append(here)
+        for pipe in pipes:
+            _expect(pipe, START)
+        running = time.perf_counter()
+        for pipe in pipes:
+            pipe.send(START)
+        for pipe in pipes:
+            _expect(pipe, DONE)
+        running_s = time.perf_counter() - running
+        for process in processes:
+            process.join(RUN_TIMEOUT_S)
+    finally:
+        for process in processes:
+            process.kill()
+    whole_s = time.perf_counter() - began
+    return Round(running_s, whole_s, _children_cpu_s() - cpu)
+
+
+def _work(pipe: Connection, plan: Plan, index: int, workers: int, slots: int) -> None:
+    """One worker: its share of the packages, `slots` at once."""
+    import asyncio
+
+    from rl.config import SandboxConfig
+    from sandboxes.gates import DEFAULT_LIMITS
+    from sandboxes.provider import SandboxProvider
+    from sandboxes.reference import run_oracle
+    from sandboxes.tasks import load_folder
+
+    share = load_folder(plan.folder)[index::workers]
+    provider = SandboxProvider(SandboxConfig())
+
+    async def slot() -> None:
+        while share:
+            package = share.pop()
+            result = await run_oracle(package, provider, DEFAULT_LIMITS, f"bench-{package.name}")
+            if result.reward != 1.0:
+                raise InfrastructureError(f"scored {result.reward}: {result.failure}", package.name)
 
     async def run() -> None:
-        provider = SandboxProvider(SandboxConfig())
-        gate = asyncio.Semaphore(concurrency)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(slots):
+                group.create_task(slot())
 
-        async def attempt(package: TaskPackage) -> None:
-            async with gate:
-                result = await run_oracle(package, provider, LIMITS, f"bench-{package.name}")
-            if result.reward != 1.0:
-                raise InfrastructureError(f"scored {result.reward}", package.name)
-
-        await asyncio.gather(*(attempt(package) for package in packages))
-
-    start = time.perf_counter()
-    asyncio.run(run())
-    return time.perf_counter() - start
+    pipe.send(START)
+    _expect(pipe, START)
+    try:
+        asyncio.run(run())
+    except* InfrastructureError as group:
+        pipe.send(str(group.exceptions[0]))
+    else:
+        pipe.send(DONE)
 
 
-def harbor(folder: Path, count: int, concurrency: int) -> float:
-    """Seconds for `harbor run` over the packages in `folder`."""
+def _expect(pipe: Connection, wanted: str) -> None:
+    """Wait for a word of the other end.
+
+    Raises:
+        InfrastructureError: it said something else, ended, or took too long.
+    """
+    try:
+        said = pipe.recv() if pipe.poll(RUN_TIMEOUT_S) else f"nothing in {RUN_TIMEOUT_S:.0f} s"
+    except EOFError:
+        said = "nothing; it has ended"
+    if said != wanted:
+        raise InfrastructureError(f"a worker said {said}", "benchmarks.episodes")
+
+
+def harbor(plan: Plan) -> Round:
+    """`harbor run` with the oracle agent over the packages."""
     with tempfile.TemporaryDirectory() as jobs:
         command: list[str] = [
-            *(str(Path(sys.executable).parent / "harbor"), "run", "-p", str(folder)),
+            *(str(Path(sys.executable).parent / "harbor"), "run", "-p", str(plan.folder)),
             *("-a", "oracle", "-e", "sandboxes.bubblewrap:BubblewrapEnvironment"),
-            *("-n", str(concurrency), "-o", jobs),
+            *("-n", str(plan.concurrency), "-o", jobs),
         ]
-        start = time.perf_counter()
+        cpu, began = _children_cpu_s(), time.perf_counter()
         subprocess.run(
             command,
             check=True,
             capture_output=True,
-            timeout=HARBOR_TIMEOUT_S,
+            timeout=RUN_TIMEOUT_S,
             env={**os.environ, "HARBOR_TELEMETRY": "0", "PYTHONPATH": os.getcwd()},
         )
-        seconds = time.perf_counter() - start
-        results = [json.loads(path.read_text()) for path in Path(jobs).rglob("result.json")]
-        solved = sum(
-            item["verifier_result"]["rewards"] == {"reward": 1.0}
-            for item in results
-            if item.get("verifier_result")
+        whole_s = time.perf_counter() - began
+        return Round(_span_s(Path(jobs), plan), whole_s, _children_cpu_s() - cpu)
+
+
+def _span_s(jobs: Path, plan: Plan) -> float:
+    """Seconds from the start of the first trial to the end of the last.
+
+    Raises:
+        InfrastructureError: not every package was solved.
+    """
+    found = [json.loads(path.read_text()) for path in jobs.rglob("result.json")]
+    trials = [item for item in found if item.get("verifier_result")]
+    solved = [item for item in trials if item["verifier_result"]["rewards"] == {"reward": 1.0}]
+    if len(solved) != plan.attempts:
+        raise InfrastructureError(
+            f"harbor run solved {len(solved)} of {plan.attempts}", str(plan.folder)
         )
-        if solved != count:
-            raise InfrastructureError(f"harbor run solved {solved} of {count}", str(folder))
-        return seconds
+    starts = [datetime.fromisoformat(item["started_at"]) for item in solved]
+    ends = [datetime.fromisoformat(item["finished_at"]) for item in solved]
+    return (max(ends) - min(starts)).total_seconds()
 
 
-def measure(count: int, concurrency: int, rounds: int) -> list[dict[str, Any]]:
-    """Alternate both; one row each, by the median round."""
-    with tempfile.TemporaryDirectory() as root:
-        bank, single = Path(root) / "bank", Path(root) / "single"
-        write_bank(bank, (), count, seed=1)
-        write_bank(single, (), 1, seed=1)
-        packages = load_folder(bank)
-        harbor_start = harbor(single, 1, 1)
-        ours(packages[:1], 1)
-        times: dict[str, list[float]] = {"ours": [], "harbor run": []}
-        for number in range(rounds):
-            times["ours"].append(ours(packages, concurrency))
-            times["harbor run"].append(harbor(bank, count, concurrency) - harbor_start)
-            print(f"round {number + 1}/{rounds} done", flush=True)
-    rates = {who: count / statistics.median(seconds) for who, seconds in times.items()}
-    return [
-        {
-            "loop": who,
-            "attempts": count,
-            "concurrency": concurrency,
-            "attempts/s": rate,
-            "ratio to harbor run": rate / rates["harbor run"],
-        }
-        for who, rate in rates.items()
-    ]
+def _children_cpu_s() -> float:
+    """CPU time of all processes below this one that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+LOOPS: dict[str, Callable[[Plan], Round]] = {"ours": ours, "harbor run": harbor}
+
+
+def measure(plan: Plan, single: Plan, rounds: int) -> list[dict[str, Any]]:
+    """Alternate both loops; one row each, of the medians."""
+    starts = {who: run(single) for who, run in LOOPS.items()}
+    found: dict[str, list[Round]] = {who: [] for who in LOOPS}
+    for number in range(rounds):
+        for who, run in LOOPS.items():
+            found[who].append(run(plan))
+        print(f"round {number + 1}/{rounds} done", file=sys.stderr, flush=True)
+    rows: list[dict[str, Any]] = []
+    for who, runs in found.items():
+        cpu_s = statistics.median(run.cpu_s for run in runs) - starts[who].cpu_s
+        rows.append(
+            {
+                "loop": who,
+                "attempts": plan.attempts,
+                "concurrency": plan.concurrency,
+                "running, attempts/s": plan.attempts / statistics.median(r.running_s for r in runs),
+                "whole, attempts/s": plan.attempts / statistics.median(r.whole_s for r in runs),
+                "CPU s/attempt": cpu_s / max(1, plan.attempts - single.attempts),
+            }
+        )
+    reference = rows[-1]
+    for row in rows:
+        for kind in ("running", "whole"):
+            key = f"{kind}, attempts/s"
+            row[f"{kind}, ratio"] = row[key] / reference[key]
+    return rows
 
 
 def main(argv: list[str]) -> int:
@@ -117,14 +222,21 @@ def main(argv: list[str]) -> int:
         "`harbor run`, over the same packages and sandboxes, alternating in one run.",
     )
     parser.add_argument("--quick", action="store_true", help="one short round")
-    parser.add_argument("--attempts", type=int, default=60, help="packages (%(default)s)")
-    parser.add_argument("--concurrency", type=int, default=8, help="at once (%(default)s)")
+    parser.add_argument("--tasks", type=Path, help="a folder of packages (default: screen116)")
+    parser.add_argument("--attempts", type=int, help="one at each of so many (default: all)")
+    parser.add_argument("--concurrency", type=int, default=16, help="at once (%(default)s)")
+    parser.add_argument("--workers", type=int, default=2, help="processes of ours (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="alternations (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(argv)
     if options.quick:
         options.attempts, options.rounds = 18, 1
-    rows = measure(options.attempts, options.concurrency, options.rounds)
+    attempts = 1 if options.attempts is None else options.attempts
+    numbers = (options.concurrency, options.workers, options.rounds, attempts)
+    if min(numbers) < 1:
+        raise ConfigurationError("must be at least 1", "a number on the command line")
+    with tempfile.TemporaryDirectory() as root:
+        rows = _measure_in(Path(root), options)
     path = keep("episodes", rows)
     if options.json:
         print(json.dumps(rows))
@@ -132,6 +244,30 @@ def main(argv: list[str]) -> int:
         show("oracle attempts per second", rows)
         print(f"kept in {path}")
     return EXIT_OK
+
+
+def _measure_in(root: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Lay the packages out, and one of them by itself, then measure."""
+    from sandboxes.bank.cohorts import SCREEN116
+    from sandboxes.tasks import load_folder
+
+    if options.tasks is None:
+        paths = SCREEN116.write(root / "bank")
+    else:
+        paths = [package.path for package in load_folder(options.tasks)]
+    count = min(options.attempts or len(paths), len(paths))
+    chosen = [paths[at * len(paths) // count] for at in range(count)]  # of all families
+    plan = Plan(_folder(root / "tasks", chosen), count, options.concurrency, options.workers)
+    single = Plan(_folder(root / "single", chosen[:1]), 1, options.concurrency, options.workers)
+    return measure(plan, single, options.rounds)
+
+
+def _folder(path: Path, packages: list[Path]) -> Path:
+    """A folder that shows `packages`."""
+    path.mkdir()
+    for package in packages:
+        (path / package.name).symlink_to(package)
+    return path
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ from sandboxes.gates import (
     require_writable,
     save_report,
 )
-from sandboxes.provider import SandboxProvider
+from sandboxes.provider import SandboxProvider, lifetime
 from sandboxes.tasks import TaskPackage, load_package
 
 GATES_AT_ONCE = 8  # sandboxes of a gate cost processor time, not waiting
@@ -96,6 +96,7 @@ class Campaign:
         try:
             async with watchdog:
                 self._take_over()
+                await self._reap()
                 await self._gate()
                 async with self.recorder.lifecycle.step("start", config.limits.start_s):
                     await self._start(cluster)
@@ -190,7 +191,7 @@ class Campaign:
         )
         await gate_all(
             packages,
-            SandboxProvider(config.sandbox),
+            self._provider(),
             limits,
             concurrency=min(GATES_AT_ONCE, config.episodes.concurrency),
             done=report.results,
@@ -199,6 +200,16 @@ class Campaign:
         self.directory.write_gates(_gate_rows(packages, report.results, known))
         require_gate(report, packages)
         self.progress.note(f"all {len(tasks)} passed, {len(known)} of them before")
+
+    def _provider(self) -> SandboxProvider:
+        limit = lifetime(self.config.episodes.deadline_s)
+        return SandboxProvider(self.config.sandbox, limit, self.directory.run_id)
+
+    async def _reap(self) -> None:
+        """End the remote sandboxes that an earlier driver of this campaign has left."""
+        left = await asyncio.to_thread(self._provider().reap)
+        if left:
+            self.progress.note(f"ended {len(left)} sandboxes that an earlier driver had left")
 
     def _packages(self, tasks: Sequence[TaskRef]) -> list[TaskPackage]:
         return [load_package(self.tasks.root / task.path, task.name) for task in tasks]
@@ -217,6 +228,7 @@ class Campaign:
                 self.model.path,
                 self.directory.logs,
                 self.tasks.root,
+                self.directory.run_id,
                 self.progress.note,
             )
         ]

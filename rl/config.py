@@ -18,6 +18,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from rl.agent_config import AgentConfig
 from rl.limits_config import LimitsConfig
 from rl.trainer_config import TrainerConfig
 from rl.values import (
@@ -31,7 +32,6 @@ from rl.values import (
     Section,
     Sha256,
     Share,
-    Temperature,
     Text,
 )
 
@@ -67,12 +67,19 @@ class ModelConfig(Section):
 class TasksConfig(Section):
     """Which task packages are trained on and held out."""
 
-    source: Literal["embedded", "path"] = Field(
-        default="embedded", description="embedded: the bank this project makes; path: a folder"
+    source: Literal["embedded", "path", "cohort"] = Field(
+        default="embedded",
+        description="embedded: drawn from the bank this project makes; path: a folder; "
+        "cohort: one that a task source pins",
     )
     path: Text | None = Field(default=None, description="path: folder of Harbor task packages")
+    cohort: Text | None = Field(default=None, description="cohort: its name in the task source")
+    pins: Text | None = Field(
+        default=None,
+        description="cohort: the task source's file; sandboxes/task-source.json if absent",
+    )
     families: tuple[Text, ...] = Field(
-        default=(), description="embedded: families to draw from; empty means all of them"
+        default=(), description="embedded: families to draw from; empty means the one-command ones"
     )
     train: Positive = Field(description="number of training tasks")
     heldout: Positive = Field(description="number of held-out tasks, disjoint by digest")
@@ -83,44 +90,12 @@ class TasksConfig(Section):
         doubled = sorted({name for name in self.families if self.families.count(name) > 1})
         if doubled:
             raise ValueError(f"families names some twice: {', '.join(doubled)}")
-        if (self.source == "path") != (self.path is not None):
-            raise ValueError("path is given exactly when source = 'path'")
+        for key in ("path", "cohort"):
+            if (self.source == key) != (getattr(self, key) is not None):
+                raise ValueError(f"{key} is given exactly when source = '{key}'")
+        if self.pins is not None and self.source != "cohort":
+            raise ValueError("pins is given only when source = 'cohort'")
         return self
-
-
-class Example(Section):
-    """One demonstration turn pair shown before the instruction."""
-
-    user: Text = Field(description="the demonstration's instruction")
-    assistant: Text = Field(description="the demonstration's reply, verbatim")
-
-
-class AgentConfig(Section):
-    """The bash-tool harness around the model."""
-
-    system_prompt: Text = Field(description="the system message")
-    examples: tuple[Example, ...] = Field(
-        default=(), description="demonstration turns between the system message and the task"
-    )
-    call_format: Literal["tool", "fenced"] = Field(
-        default="tool",
-        description="tool: native tool calls, by the renderer's parser; "
-        "fenced: one fenced bash block per turn",
-    )
-    max_turns: Positive = Field(description="model turns per episode")
-    max_new_tokens: Positive = Field(description="sampled tokens per turn")
-    temperature: Temperature = Field(
-        default=1.0, description="of sampling; the trainer uses the same"
-    )
-    command_timeout_s: Seconds = Field(default=120.0, description="limit of one command, s")
-    output_limit_bytes: Positive = Field(
-        default=16_384, description="a command's output is cut to this, head and tail, bytes"
-    )
-    max_recoveries: NonNegative = Field(
-        default=3,
-        description="consecutive turns without a usable command that are answered with a note "
-        "before the episode ends",
-    )
 
 
 class SandboxConfig(Section):
@@ -134,6 +109,9 @@ class SandboxConfig(Section):
     disk_mb: Positive = Field(default=64, description="size limit of the writable disk, MiB")
     create_timeout_s: Seconds = Field(default=120.0, description="limit of creating one, s")
     stop_timeout_s: Seconds = Field(default=30.0, description="limit of stopping one, s")
+    creates_per_s: PositiveAmount = Field(
+        default=5.0, description="modal: sandboxes created per second, over all episode workers"
+    )
 
 
 class EpisodeConfig(Section):

@@ -1,7 +1,12 @@
 """Gate task packages: `python -m rl.gate FOLDER`.
 
+Any folder of Harbor packages can be given.  Each must load (schema, digest), its own
+solution must score 1 and doing nothing 0, twice with the same result, within the
+time, memory and disk that it asks for, and nothing may be left behind.
+
 Invariants:
 - Exit code 0 means that every package passed; 2 that some did not, with each named.
+- A package that can't be loaded fails by itself; the others are gated all the same.
 - Each result is on disk before the next line is printed, so a run that is
   interrupted loses nothing and goes on where it was.
 """
@@ -17,10 +22,12 @@ from rl.errors import EXIT_OK, EXIT_REFUSED, ConfigurationError, run_command
 
 if TYPE_CHECKING:
     from sandboxes.gates import GateReport, GateResult
+    from sandboxes.tasks import TaskPackage
 
 DEFAULT_TASKS = Path("state/tasks")
 DEFAULT_REPORT = Path("state/gates.json")
 DEFAULT_CONCURRENCY = 4
+DEFAULT_REPEATS = 2
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,8 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m rl.gate",
         description="Check task packages in local sandboxes: each package's own solution must "
-        "score 1 and doing nothing must score 0. Results are kept by content digest, so a "
-        "package that has passed is not run again.",
+        "score 1 and doing nothing must score 0, twice, within what the package asks for. "
+        "Results are kept by content digest, so a package that has passed is not run again.",
     )
     parser.add_argument(
         "path",
@@ -51,7 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"packages gated at once (default: {DEFAULT_CONCURRENCY})",
     )
     parser.add_argument(
-        "--repeats", type=int, default=1, help="how often each attempt is made (default: 1)"
+        "--repeats",
+        type=int,
+        default=DEFAULT_REPEATS,
+        help=f"how often each attempt is made (default: {DEFAULT_REPEATS})",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON at the end")
     return parser
@@ -79,20 +89,17 @@ def _gate(path: Path, report_path: Path, concurrency: int, repeats: int) -> list
 
     from rl.config import SandboxConfig
     from sandboxes.gates import (
-        DEFAULT_LIMITS,
+        AsRequested,
         gate_all,
         load_report,
         require_writable,
         save_report,
     )
-    from sandboxes.provider import SandboxProvider
-    from sandboxes.tasks import CONFIG_NAME, load_folder, load_package
 
-    single = (path / CONFIG_NAME).is_file()
-    packages = [load_package(path)] if single else load_folder(path)
+    packages, refused = _load(path)
     report: GateReport = load_report(report_path)
     require_writable(report_path)
-    provider = SandboxProvider(SandboxConfig())
+    provider = AsRequested(SandboxConfig())
     provider.preflight()
     known = dict(report.results)
     finished = 0
@@ -108,9 +115,31 @@ def _gate(path: Path, report_path: Path, concurrency: int, repeats: int) -> list
             flush=True,
         )
 
-    return asyncio.run(
-        gate_all(packages, provider, DEFAULT_LIMITS, concurrency, known, on_result, repeats)
-    )
+    gated = asyncio.run(gate_all(packages, provider, None, concurrency, known, on_result, repeats))
+    return sorted([*gated, *refused], key=lambda result: result.name)
+
+
+def _load(path: Path) -> tuple[list[TaskPackage], list[GateResult]]:
+    """The packages that can be gated, and the results of those that can't be loaded.
+
+    Raises:
+        TaskPackageError: there is no package at all, or the only one can't be loaded.
+    """
+    from sandboxes.gates import unloadable
+    from sandboxes.tasks import CONFIG_NAME, load_package, survey_folder
+
+    if (path / CONFIG_NAME).is_file():
+        return [load_package(path)], []
+    packages, errors = survey_folder(path)
+    return packages, [unloadable(_package_name(error.where, path), error) for error in errors]
+
+
+def _package_name(where: str, folder: Path) -> str:
+    """The package of `folder` that an error's place lies in."""
+    for base in (folder, folder.resolve()):
+        if Path(where).is_relative_to(base):
+            return Path(where).relative_to(base).parts[0]
+    return where
 
 
 def _print_table(results: list[GateResult]) -> None:
@@ -122,7 +151,7 @@ def _print_table(results: list[GateResult]) -> None:
             f"{_rewards(result.nothing):>7s}"
         )
         for reason in result.reasons:
-            print(f"    {reason}")
+            print("    " + reason.replace("\n", "\n    "))
     passed = sum(result.verdict == "passed" for result in results)
     print(f"{passed} of {len(results)} passed")
 

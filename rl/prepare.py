@@ -1,66 +1,50 @@
-"""Obtain the base model and the tasks of a configuration, once.
+"""Obtain the base model and the tasks of a campaign, once: `python -m rl.prepare`.
 
 Invariants:
-- A model is pinned before it is used: a packaged one by sha256, one of the hub
-  by its full commit; what lies in the returned directory is complete.
-- A packaged model's directory appears under its final name only when it is
-  whole; two processes that want it at the same time make it once.
-- Training and held-out tasks are disjoint by content digest (`rl.split`).
-- This process never imports torch: a conversion runs in a child of its own.
+- The model is pinned and complete (`rl.learner.base_model`).
+- Tasks of a cohort are verified against their pins, and against the cohort's
+  manifest to the byte; training and held-out ones are disjoint by content digest.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
-import hashlib
 import json
 import logging
-import multiprocessing
-import os
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from rl.config import ModelConfig, TasksConfig
+from rl.config import TasksConfig
 from rl.config_file import load_config
-from rl.errors import (
-    EXIT_OK,
-    CampaignError,
-    ConfigurationError,
-    DeadlineExceeded,
-    InfrastructureError,
-    run_command,
+from rl.errors import EXIT_OK, ConfigurationError, run_command
+from rl.learner.base_model import (
+    PreparedModel,
+    check_model,
+    expanded,
+    prepare_model,
+    require_model,
 )
-from rl.files import disk_errors, sha256_files
 from rl.records import TaskRef
 from rl.split import load_tasks, split
 
-_LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from sandboxes.source import TaskSource
+    from sandboxes.tasks import TaskPackage
+
+__all__ = [
+    "PreparedModel",
+    "PreparedTasks",
+    "check_model",
+    "prepare_model",
+    "prepare_tasks",
+    "require_model",
+]
 
 DEFAULT_CONFIG = Path("configs/local.toml")
 DEFAULT_ROOT = Path("state")
-# A conversion takes 20 s on two idle cores, mostly imports; a busy machine gets far more.
-CONVERSION_TIMEOUT_S = 600.0
-LOCK_POLL_S = 0.2
-HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedModel:
-    """A base model, ready to be loaded by engine and trainer."""
-
-    path: Path
-    name: str
-    files: dict[str, str]
-    """sha256 by file name, of every file in `path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,334 +56,185 @@ class PreparedTasks:
     heldout: list[TaskRef]
 
 
-# --- the model ---------------------------------------------------------------
-
-
-def prepare_model(config: ModelConfig, root: Path = DEFAULT_ROOT) -> PreparedModel:
-    """The base model that `config` pins, obtained or converted if it is not there yet.
-
-    Args:
-        config: the configuration's model section.
-        root: directory under which converted models are kept.
-
-    Raises:
-        ConfigurationError: the pin, the repository or the directory is wrong.
-        InfrastructureError: the hub can't be reached, or the disk is full.
-    """
-    if config.source == "packaged":
-        path, files = _packaged_model(config, root)
-    elif config.source == "hub":
-        path = _hub_model(config)
-        files = sha256_files(path)
-    else:
-        path = _expanded(config.path or "", "model.path")
-        require_model(path, "give model.path a Hugging Face model directory")
-        files = sha256_files(path)
-    return PreparedModel(path=path.resolve(), name=config.name, files=files)
-
-
-def _expanded(path: str, key: str) -> Path:
-    """The path that a configuration names, with its `~` or `~user` replaced."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise ConfigurationError(
-            "this machine knows no home directory for it", path, f"write {key} out in full"
-        ) from None
-
-
-def check_model(config: ModelConfig) -> str:
-    """Check the pin as far as that needs no download and no conversion; says how far.
-
-    Raises:
-        ConfigurationError: the packaged file or the directory is not what is pinned.
-    """
-    if config.source == "packaged":
-        from rl.learner.convert import packaged_gguf  # torch-free
-
-        return f"{packaged_gguf(config.name, config.sha256 or '').name} has the pinned sha256"
-    if config.source == "path":
-        path = _expanded(config.path or "", "model.path")
-        require_model(path, "give model.path a Hugging Face model directory")
-        return "the directory is complete"
-    return f"pinned at commit {config.revision}; it is fetched when the campaign starts"
-
-
-def _packaged_model(config: ModelConfig, root: Path) -> tuple[Path, dict[str, str]]:
-    digest = config.sha256 or ""
-    out = root / "models" / f"{config.name}-{config.dtype}-{digest[:8]}"
-    with disk_errors(out.parent):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(out.parent / ".lock"):
-        if not out.exists():
-            _LOG.info("converting %s for the first time, which takes about a minute", config.name)
-            _in_child(_convert, config.name, digest, out, config.dtype)
-        return out, _verified_conversion(out, digest)
-
-
-def _convert(name: str, sha256: str, out: Path, dtype: str) -> None:
-    """Runs in the child."""
-    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1", TRANSFORMERS_VERBOSITY="error")
-    from rl.learner.convert import convert_gguf, packaged_gguf
-    from rl.learner.durable import clear_temporary
-
-    clear_temporary(out.parent)  # the lock makes this process the only writer
-    convert_gguf(packaged_gguf(name, sha256), out, "bfloat16" if dtype == "bfloat16" else "float32")
-
-
-def _verified_conversion(out: Path, source_sha256: str) -> dict[str, str]:
-    """sha256 by file of a conversion that is what its manifest says."""
-    marker = out / "conversion.json"
-    remedy = f"remove it and prepare the model again: rm -r {out}"
-    try:
-        manifest = json.loads(marker.read_text(encoding="utf-8"))
-        source, expected = manifest["source_sha256"], dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigurationError("has no valid conversion.json", str(out), remedy) from None
-    if source != source_sha256:
-        raise ConfigurationError("was converted from another file", str(out), remedy)
-    found = sha256_files(out)
-    for name, digest in expected.items():
-        if name not in found:
-            raise ConfigurationError(f"{name} is missing", str(out), remedy)
-        if found[name] != digest:
-            raise ConfigurationError(f"{name} has changed since the conversion", str(out), remedy)
-    return found
-
-
-def _hub_model(config: ModelConfig) -> Path:
-    # Imported late: they cost half a second, and only this source needs them.
-    import httpx
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    where = f"{config.name} at {config.revision}"
-    cache = constants.HF_HUB_CACHE
-    remedy = (
-        f"connect this machine to the hub, or put the snapshot into its cache ({cache}) from "
-        f"one that is: hf download {config.name} --revision {config.revision}"
-    )
-    try:
-        path = Path(
-            snapshot_download(config.name, revision=config.revision, allow_patterns=list(HUB_FILES))
-        )
-    except HFValidationError:
-        raise ConfigurationError(
-            "the hub has no repositories of such a name",
-            config.name,
-            "give model.name as OWNER/NAME, of letters, digits, '-', '_' and '.'",
-        ) from None
-    except GatedRepoError:
-        raise ConfigurationError(
-            "the repository is gated and this machine has no access", where, "hf auth login"
-        ) from None
-    except LocalEntryNotFoundError:
-        raise InfrastructureError(
-            f"the hub can't be reached and its cache {cache} has no such snapshot", where, remedy
-        ) from None
-    except (RepositoryNotFoundError, RevisionNotFoundError):
-        raise ConfigurationError(
-            "the hub has no such repository or commit", where, "correct model.name and .revision"
-        ) from None
-    except (OSError, httpx.HTTPError) as error:  # a full disk, or any answer or break of the hub
-        if isinstance(error, OSError) and error.errno is not None:
-            with disk_errors(Path(cache)):
-                raise
-        raise InfrastructureError(f"the download failed: {error}", where, remedy) from error
-    require_model(path, f"the snapshot is incomplete: {remedy}")
-    return path
-
-
-def require_model(path: Path, remedy: str) -> None:
-    """Refuse a directory that is no complete Hugging Face model."""
-    if not path.is_dir():
-        raise ConfigurationError("no such model directory", str(path), remedy)
-    for name in ("config.json", "tokenizer.json"):
-        if not (path / name).is_file():
-            raise ConfigurationError(f"{name} is missing", str(path), remedy)
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            shards = {str(name) for name in weights.values()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise ConfigurationError("not a valid index of shards", str(index), remedy) from None
-        missing = sorted(name for name in shards if not (path / name).is_file())
-        if missing:
-            raise ConfigurationError(f"{', '.join(missing)} is missing", str(path), remedy)
-    elif not any(path.glob("*.safetensors")):
-        raise ConfigurationError("it has no *.safetensors file", str(path), remedy)
-
-
-@contextmanager
-def _lock(path: Path) -> Generator[None]:
-    """Hold `path` alone; the kernel lets go when the holder dies."""
-    limit = time.monotonic() + CONVERSION_TIMEOUT_S
-    with disk_errors(path):
-        file = path.open("w")
-    with file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > limit:
-                    raise DeadlineExceeded(
-                        f"another process has held it for {CONVERSION_TIMEOUT_S:.0f} s",
-                        str(path),
-                        "end the other process and try again",
-                    ) from None
-                time.sleep(LOCK_POLL_S)
-        yield
-
-
-def _in_child(function: Callable[..., None], *arguments: object) -> None:
-    """Run `function` in a fresh process; its typed errors are raised here."""
-    context = multiprocessing.get_context("spawn")
-    receiving, sending = context.Pipe(duplex=False)
-    child = context.Process(
-        target=_report_to, args=(sending, function, arguments), daemon=True, name="convert"
-    )
-    child.start()
-    sending.close()
-    try:
-        child.join(CONVERSION_TIMEOUT_S)
-        if child.is_alive():
-            raise DeadlineExceeded(
-                f"the conversion took over {CONVERSION_TIMEOUT_S:.0f} s",
-                "rl.prepare model",
-                "try again while the machine is less busy",
-            )
-        error = receiving.recv() if receiving.poll() else None
-    except EOFError:
-        error = None
-    finally:
-        child.kill()
-        child.join()
-        receiving.close()
-    if isinstance(error, CampaignError):
-        raise error
-    if child.exitcode != 0:
-        raise InfrastructureError(
-            f"the conversion ended with exit code {child.exitcode}",
-            "rl.prepare model",
-            "its own output stands above; a negative code is a signal (-9: out of memory)",
-        )
-
-
-def _report_to(
-    sending: Connection, function: Callable[..., None], arguments: Sequence[object]
-) -> None:
-    try:
-        function(*arguments)
-    except CampaignError as error:
-        sending.send(error)
-    except KeyboardInterrupt:
-        sys.exit(1)  # the parent was interrupted as well, and says so
-
-
-# --- the tasks ---------------------------------------------------------------
-
-
 def prepare_tasks(config: TasksConfig, root: Path = DEFAULT_ROOT) -> PreparedTasks:
     """The tasks that `config` asks for, split into training and held-out ones.
 
     Args:
         config: the configuration's tasks section.
-        root: directory under which the embedded bank is kept.
+        root: directory under which packages and manifests are kept.
 
     Raises:
         ConfigurationError: there are fewer tasks than asked for, or a package is wrong.
+        InfrastructureError: a repository can't be reached, or the disk is full.
     """
-    if config.source == "path":
-        folder = _expanded(config.path or "", "tasks.path")
-        if not folder.is_dir():
-            raise ConfigurationError(
-                "no such folder of task packages", str(folder), "correct tasks.path"
-            )
+    from sandboxes.manifest import prepare_cohort
+    from sandboxes.source import SHIPPED, draw_bank, read_task_source
+
+    if config.source == "cohort":
+        source = read_task_source(expanded(config.pins, "tasks.pins") if config.pins else SHIPPED)
+        cohort = prepare_cohort(source, config.cohort or "", root)
+        folder = cohort.folder
+        tasks = [_task_ref(package, folder.resolve()) for package in cohort.packages]
     else:
-        folder = _embedded_bank(config, root)
-    train, heldout = split(load_tasks(folder), config, where=str(folder))
+        if config.source == "path":
+            folder = expanded(config.path or "", "tasks.path")
+            if not folder.is_dir():
+                raise ConfigurationError(
+                    "no such folder of task packages", str(folder), "correct tasks.path"
+                )
+        else:
+            count = config.train + config.heldout
+            folder = draw_bank(config.families, count, config.seed, root / "tasks")
+        tasks = load_tasks(folder)
+    train, heldout = split(tasks, config, where=str(folder))
     return PreparedTasks(root=folder.resolve(), train=train, heldout=heldout)
 
 
-def _embedded_bank(config: TasksConfig, root: Path) -> Path:
-    """The bank's folder, named by its content and so made once."""
-    from sandboxes.bank import write_bank
-
-    parent = root / "tasks"
-    with disk_errors(parent):
-        parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".bank-", dir=parent))
-        try:
-            write_bank(temporary, config.families, config.train + config.heldout, config.seed)
-            digests = sorted(task.digest for task in load_tasks(temporary))
-            name = hashlib.sha256("\n".join(digests).encode()).hexdigest()[:12]
-            folder = parent / f"embedded-{name}"
-            if not folder.exists():
-                temporary.chmod(0o755)
-                temporary.rename(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    if sorted(task.digest for task in load_tasks(folder)) != digests:
-        raise ConfigurationError(
-            "the task packages have changed since they were made",
-            str(folder),
-            f"remove them and run again: rm -r {folder}",
-        )
-    return folder
+def _task_ref(package: TaskPackage, root: Path) -> TaskRef:
+    """A package below `root`, as records name it."""
+    return TaskRef(
+        name=package.name,
+        digest=package.digest,
+        path=package.path.relative_to(root).as_posix(),
+        family=package.family,
+        instruction=package.instruction,
+    )
 
 
-# --- the command -------------------------------------------------------------
+def _task_source(options: argparse.Namespace) -> tuple[TaskSource, list[TaskPackage]]:
+    """The task source that a command line names, and what of it has been loaded for that."""
+    from sandboxes.manifest import pin_folder
+    from sandboxes.source import SHIPPED, pin_embedded, read_task_source
+
+    if options.folder is None:
+        return pin_embedded() if options.pins else read_task_source(options.source or SHIPPED), []
+    pinned = pin_folder(options.folder, options.cohort)
+    left_out = pinned.left_out
+    if left_out is not None:
+        if not options.skip_unfit:
+            left_out.remedy = f"{left_out.remedy}; --skip-unfit goes on with the others"
+            raise left_out
+        print(f"left out: {left_out.where}: {left_out.what}", file=sys.stderr)
+    return pinned.source, pinned.packages
 
 
-def main(argv: list[str]) -> int:
-    """Run the command."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m rl.prepare",
-        description="Obtain what a configuration's campaign needs, once: the base model "
-        "(downloaded or converted by its pin), or the task packages with their split.",
+        description="Obtain what a campaign needs, once: the base model (downloaded or converted "
+        "by its pin), or task packages (fetched, verified by digest, each cohort pinned by a "
+        "manifest; with --config, that configuration's tasks and their split).",
     )
     parser.add_argument("what", choices=("model", "tasks"), help="what to prepare")
     parser.add_argument(
-        "--config", type=Path, default=DEFAULT_CONFIG, help="configuration (%(default)s)"
+        "--config", type=Path, help=f"configuration (for the model: {DEFAULT_CONFIG})"
     )
     parser.add_argument(
         "--root", type=Path, default=DEFAULT_ROOT, help="where results are kept (%(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    options = parser.parse_args(argv)
+    tasks = parser.add_argument_group("tasks")
+    where = tasks.add_mutually_exclusive_group()
+    where.add_argument("--source", type=Path, help="task source (sandboxes/task-source.json)")
+    where.add_argument(
+        "--from", dest="folder", type=Path, help="any folder of Harbor packages, pinned as it is"
+    )
+    tasks.add_argument("--cohort", help="this cohort alone; with --from, the name it gets")
+    tasks.add_argument("--list", action="store_true", help="print one task a line")
+    tasks.add_argument(
+        "--skip-unfit", action="store_true", help="with --from, leave out what can't be run here"
+    )
+    tasks.add_argument(
+        "--pins",
+        action="store_true",
+        help="print a task source file: for the folder of --from, or for the embedded bank",
+    )
+    return parser
 
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    given = [options.source, options.folder, options.cohort, options.list, options.pins]
+    if any(given) and (options.what == "model" or options.config is not None):
+        parser.error(
+            "--source, --from, --cohort, --list and --pins go with tasks, without --config"
+        )
+    if options.skip_unfit and options.folder is None:
+        parser.error("--skip-unfit goes with --from")
+    if options.pins and (options.source is not None or options.list or options.json):
+        parser.error("--pins goes with neither --source nor --list nor --json")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    config = load_config(options.config)
-    start = time.monotonic()
     if options.what == "model":
-        model = prepare_model(config.model, options.root)
-        if options.json:
-            print(json.dumps(asdict(model), default=str, indent=2))
-        else:
-            print(f"model {model.name} is ready: {model.path} ({time.monotonic() - start:.1f} s)")
+        _show_model(options)
+    elif options.config is not None:
+        _show_split(options)
+    elif options.pins:
+        print(_task_source(options)[0].model_dump_json(indent=2))
     else:
-        tasks = prepare_tasks(config.tasks, options.root)
-        if options.json:
-            rows = {
-                "root": str(tasks.root),
-                "train": [task.model_dump(mode="json") for task in tasks.train],
-                "heldout": [task.model_dump(mode="json") for task in tasks.heldout],
-            }
-            print(json.dumps(rows, indent=2))
-        else:
-            print(
-                f"tasks are ready: {len(tasks.train)} to train on, {len(tasks.heldout)} held out, "
-                f"in {tasks.root} ({time.monotonic() - start:.1f} s)"
-            )
+        _show_cohorts(options)
     return EXIT_OK
+
+
+def _show_model(options: argparse.Namespace) -> None:
+    start = time.monotonic()
+    config = load_config(options.config or DEFAULT_CONFIG)
+    model = prepare_model(config.model, options.root)
+    if options.json:
+        print(json.dumps(asdict(model), default=str, indent=2))
+    else:
+        print(f"model {model.name} is ready: {model.path} ({time.monotonic() - start:.1f} s)")
+
+
+def _show_split(options: argparse.Namespace) -> None:
+    start = time.monotonic()
+    tasks = prepare_tasks(load_config(options.config).tasks, options.root)
+    if options.json:
+        rows = {
+            "root": str(tasks.root),
+            "train": [task.model_dump(mode="json") for task in tasks.train],
+            "heldout": [task.model_dump(mode="json") for task in tasks.heldout],
+        }
+        print(json.dumps(rows, indent=2))
+    else:
+        print(
+            f"tasks are ready: {len(tasks.train)} to train on, {len(tasks.heldout)} held out, "
+            f"in {tasks.root} ({time.monotonic() - start:.1f} s)"
+        )
+
+
+def _show_cohorts(options: argparse.Namespace) -> None:
+    from sandboxes.manifest import listing, prepare_cohort
+    from sandboxes.tasks import CONFIG_NAME
+
+    source, loaded = _task_source(options)
+    rows: list[dict[str, Any]] = []
+    for name in [options.cohort] if options.cohort else sorted(source.cohorts):
+        start = time.monotonic()
+        cohort = prepare_cohort(source, name, options.root, loaded)
+        for package in cohort.packages:
+            for warning in package.warnings:
+                print(f"warning: {package.path / CONFIG_NAME}: {warning}", file=sys.stderr)
+        packages = cohort.manifest.packages
+        rows.append(
+            {
+                "cohort": name,
+                "folder": str(cohort.folder),
+                "manifest": str(cohort.path),
+                "source": cohort.manifest.source.model_dump(),
+                "packages": [package.model_dump(exclude={"files"}) for package in packages],
+            }
+        )
+        if options.list and not options.json:
+            print("\n".join(listing(packages)))
+        elif not options.json:
+            print(
+                f"cohort {name} is ready: {len(packages)} packages in {cohort.folder}, pinned by "
+                f"{cohort.path} ({time.monotonic() - start:.1f} s)"
+            )
+    if options.json:
+        print(json.dumps(rows, indent=2))
 
 
 def cli() -> NoReturn:

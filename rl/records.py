@@ -22,9 +22,9 @@ Outcome = Literal["graded", "masked", "cancelled"]
 StopReason = Literal[
     "completed",  # the model ended the episode itself, or its turns were used up as planned
     "turn_limit",
-    "context_limit",
+    "context_limit",  # no room for another turn, nor for a summary, or none was acceptable
     "time_limit",
-    "no_command",  # no usable command in too many consecutive turns
+    "no_command",  # no usable command in too many consecutive turns, or a turn beyond repair
     "infrastructure",
     "cancelled",
 ]
@@ -66,11 +66,13 @@ class AttemptSpec(Record):
 
 
 class Sample(Record):
-    """One training sequence; a compaction branch makes a second one.
+    """One training sequence: a branch of the episode's context.
 
-    All four lists have one entry per token.
+    A token that the model sampled is marked so in one sample of its episode, unless it
+    belongs to a rejected summary. The lists have one entry per token.
     """
 
+    branch: int = Field(default=0, description="which of the episode's branches, from 0")
     token_ids: list[int]
     sampled: list[bool] = Field(description="true where the model sampled the token")
     logprobs: list[float] = Field(
@@ -89,19 +91,65 @@ class Sample(Record):
         return sum(self.sampled)
 
 
-class TurnRecord(Record):
-    """One model turn and what its command did."""
+TurnProblem = Literal[
+    "cut",  # by the length limit, before a whole command
+    "malformed",  # a call that can't be run
+    "no_call",
+    "empty",  # the rest are a summary's: it is rejected, and never trained on
+    "too_long",
+    "holds_call",
+]
 
-    prompt_tokens: int
-    completion_tokens: int
+
+class TurnRecord(Record):
+    """One reply of the model and what became of it.
+
+    Its tokens are those from `prompt_tokens` on in the sample of its branch. The messages
+    of a branch, in order: system, examples and task; then, after the first branch, the
+    `handover` of the summary before it and the `kept_turns` latest turns; then for each
+    record `asked` if it is not empty, the reply, and `answer` if it is not empty and another
+    record of the branch follows.
+    """
+
+    purpose: Literal["act", "summary"] = Field(
+        default="act", description="summary: it was asked to sum up, to make room"
+    )
+    branch: int = Field(default=0, description="the branch of the context it belongs to, from 0")
+    prompt_tokens: int = Field(description="tokens of its branch before the reply")
+    completion_tokens: int = Field(description="tokens of the reply")
     text: str = Field(description="the completion, decoded")
     finish_reason: str
+    asked: str = Field(default="", description="summary: the user's message that asked for it")
+    problem: TurnProblem | None = Field(
+        default=None, description="why there was no command to run, or the summary was rejected"
+    )
+    closer: str = Field(
+        default="", description="masked text behind an unfinished call, that closes it"
+    )
     command: str | None = Field(default=None, description="the command that was run")
+    left_out: int = Field(default=0, description="further calls of the reply, which were not run")
     exit_code: int | None = Field(default=None, description="124: stopped at its time limit")
     output: str = Field(default="", description="what the model was shown of its output")
     note: str = Field(default="", description="what the harness told the model instead")
+    handover: str = Field(
+        default="",
+        description="accepted summary: the user's message with it, which opens the next branch",
+    )
+    kept_turns: int = Field(
+        default=0, description="accepted summary: latest turns that the next branch repeats"
+    )
     generate_s: float = 0.0
     execute_s: float = 0.0
+
+    @property
+    def answer(self) -> str:
+        """The message that the reply led to: a command's output, or a note."""
+        if self.command is None:
+            return self.note
+        text = f"{self.output}\n[exit status {self.exit_code}]"
+        if self.left_out:
+            text += f"\n[{self.left_out} further commands in this reply were not run]"
+        return text
 
 
 class Failure(Record):

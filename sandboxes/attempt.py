@@ -3,7 +3,7 @@
 Invariants:
 - An attempt ends `graded` with a reward or `masked` with a failure; cancellation
   and bugs propagate; in every case the sandbox has been stopped exactly once and
-  the scratch folder is gone.
+  nothing is left at the scratch path, which is made by whoever writes there.
 - The agent's deadline leaves room for verifier and stop.  An agent that returns
   by itself is graded, however it did; one that overruns is infrastructure's fault.
 """
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -107,7 +108,7 @@ async def run_attempt[T](
     failure: Failure | None = None
     with run.timed("total"):
         try:
-            async with _scratch(attempt_id) as scratch:
+            with _scratch(attempt_id) as scratch:
                 env = provider.create(package, attempt_id, scratch)
                 await _in_sandbox(run, env, package, provider, agent, limits)
         except InfrastructureError as error:
@@ -204,14 +205,20 @@ async def _stop(env: BaseEnvironment, limit_s: float) -> None:
         raise cancelled
 
 
-@contextlib.asynccontextmanager
-async def _scratch(attempt_id: str) -> AsyncGenerator[Path]:
-    """A folder of the attempt's own, removed whatever happens."""
-    path = Path(tempfile.mkdtemp(prefix=f"attempt-{_safe(attempt_id)}-"))
+@contextlib.contextmanager
+def _scratch(attempt_id: str) -> Generator[Path]:
+    """A path of the attempt's own, with nothing there before or after.
+
+    A folder that is made only when it is needed can't be left behind by a worker
+    that is killed, and costs nothing where no provider needs one.
+    """
+    name = f"attempt-{_safe(attempt_id)}-{secrets.token_hex(8)}"
+    path = Path(tempfile.gettempdir(), name)
     try:
         yield path
     finally:
-        shutil.rmtree(path)
+        if path.exists():
+            shutil.rmtree(path)
 
 
 def _safe(name: str) -> str:

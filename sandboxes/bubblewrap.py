@@ -6,13 +6,13 @@ Invariants:
 - `stop` ends every process, whatever state `start` reached, and may be repeated.
 - The Dockerfile's FROM is recorded and logged, not followed: the host's /usr
   stands in for the image.
+- `limits_in_force` says, once it is started, what bounds the sandbox and what does not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shlex
-import time
 from contextlib import aclosing
 from pathlib import Path, PurePosixPath
 from typing import Any, override
@@ -26,17 +26,10 @@ from harbor.models.task.config import NetworkMode
 
 from rl.errors import ConfigurationError, SandboxError, TaskPackageError
 from sandboxes import launch
-from sandboxes.channel import Entry, Finished, Request
-from sandboxes.dockerfile import (
-    DEFAULT_PATH,
-    EMPTY_RECIPE,
-    Copy,
-    MakeDir,
-    Recipe,
-    Run,
-    parse_dockerfile,
-)
-from sandboxes.rootfs import first_files
+from sandboxes.build import Build, build
+from sandboxes.channel import Finished, Request
+from sandboxes.dockerfile import DEFAULT_PATH, EMPTY_RECIPE, Recipe, Run, parse_dockerfile
+from sandboxes.layers import default_folder
 from sandboxes.transfer import file_entries, tree_entries, write_file, write_tree
 
 DEFAULT_DISK_MB = 256
@@ -47,6 +40,10 @@ MAX_EXEC_S = 6 * 3600.0  # a command without a limit of its own; the caller has 
 EXEC_OUTPUT_LIMIT = 4 << 20
 MAX_PROCESSES = 256
 MAX_OPEN_FILES = 1024
+# A task's memory and CPU are requests; these bound what it can do to the machine.
+MEMORY_FACTOR = 2
+MIN_MEMORY_MB = 512  # what interpreters and compilers take without being greedy
+MIN_CPUS = 1.0
 # Address space, not memory: runtimes reserve far more than they touch.
 ADDRESS_SPACE_FACTOR = 8
 MIN_ADDRESS_SPACE_MB = 4096
@@ -57,7 +54,8 @@ class BubblewrapEnvironment(BaseEnvironment):
 
     Options (Harbor's `--ek key=value`): `disk_mb`, the size of the writable
     disk; `allow_host_network`, to let a task that asks for the network share
-    this machine's, loopback included.
+    this machine's, loopback included; `layers`, the folder where what a
+    Dockerfile's RUNs left is kept, or `none` to run them each time.
     """
 
     def __init__(
@@ -65,11 +63,14 @@ class BubblewrapEnvironment(BaseEnvironment):
         *args: Any,
         disk_mb: int | None = None,
         allow_host_network: bool = False,
+        layers: str | None = None,
         **kwargs: Any,
     ) -> None:
         self._sandbox: launch.Sandbox | None = None
         self._recipe: Recipe = EMPTY_RECIPE
         self._allow_host_network = bool(allow_host_network)
+        folder = Path(layers).absolute() if layers else default_folder()
+        self._layers = None if layers == "none" else folder
         super().__init__(*args, **kwargs)
         self.disk_mb = int(disk_mb or self._effective_storage_mb or DEFAULT_DISK_MB)
         self.limits_in_force: dict[str, str] = {}
@@ -122,6 +123,9 @@ class BubblewrapEnvironment(BaseEnvironment):
     async def start(self, force_build: bool = False) -> None:
         """Start the sandbox and follow the Dockerfile.
 
+        Args:
+            force_build: run its commands even if what they leave is known.
+
         Raises:
             SandboxError: it could not be started or a RUN failed; nothing is left.
             ConfigurationError: it needs what this machine or its owner does not give.
@@ -129,10 +133,10 @@ class BubblewrapEnvironment(BaseEnvironment):
         if self._sandbox is not None:
             raise SandboxError("this sandbox has already been started", self.session_id)
         launch.require_bubblewrap()
-        self._sandbox = await launch.start(self.disk_mb, self._wants_network(), START_TIMEOUT_S)
+        self._sandbox = await launch.start(self._bounds(), START_TIMEOUT_S)
         self._describe_limits()
         try:
-            await self._build()
+            await self._build(force_build)
             await self._upload_environment_dir_after_start()
         except BaseException:
             await asyncio.shield(self.stop(delete=True))
@@ -173,7 +177,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         request = Request(
             command=command,
             cwd=cwd or self.workdir,
-            user="root" if who is None else str(who),
+            user=self._recipe.user or "root" if who is None else str(who),
             env={**base, **given},
             rlimits=self._rlimits(),
             timeout_s=MAX_EXEC_S if timeout_s is None else timeout_s,
@@ -257,63 +261,79 @@ class BubblewrapEnvironment(BaseEnvironment):
             )
         return True
 
-    def _rlimits(self) -> str:
-        memory = self._effective_memory_mb or 0
-        space = max(MIN_ADDRESS_SPACE_MB, ADDRESS_SPACE_FACTOR * memory) << 20
-        return (
-            f"RLIMIT_AS={space} RLIMIT_NPROC={MAX_PROCESSES} RLIMIT_NOFILE={MAX_OPEN_FILES} "
-            f"RLIMIT_FSIZE={self.disk_mb << 20} RLIMIT_CORE=0"
+    def _bounds(self) -> launch.Bounds:
+        return launch.Bounds(
+            disk_mb=self.disk_mb,
+            memory_mb=max(MIN_MEMORY_MB, MEMORY_FACTOR * (self._effective_memory_mb or 0)),
+            processes=MAX_PROCESSES,
+            cpus=max(MIN_CPUS, self._effective_cpus or 0),
+            network=self._wants_network(),
         )
+
+    def _rlimits(self) -> str:
+        limits = {
+            "RLIMIT_NPROC": MAX_PROCESSES,
+            "RLIMIT_NOFILE": MAX_OPEN_FILES,
+            "RLIMIT_FSIZE": self.disk_mb << 20,
+            "RLIMIT_CORE": 0,
+        }
+        if "memory" not in self._live().grouped:
+            space = max(MIN_ADDRESS_SPACE_MB, ADDRESS_SPACE_FACTOR * self._bounds().memory_mb)
+            limits["RLIMIT_AS"] = space << 20
+        return " ".join(f"{name}={value}" for name, value in limits.items())
 
     def _describe_limits(self) -> None:
-        sandbox = self._live()
-        self.limits_in_force = {
-            "ids": "0-65535 of an own range" if sandbox.full_map else "one user id",
-            "nested user namespaces": "denied" if sandbox.nested_denied else "allowed",
-            "disk": f"{self.disk_mb} MiB tmpfs",
-            "memory, processes, files": f"per process, by rlimits: {self._rlimits()}",
-            "cpu": "not limited (requests only)",
-        }
+        self.limits_in_force = describe_limits(self._live(), self._bounds(), self._rlimits())
         self.logger.debug(f"sandbox limits: {self.limits_in_force}")
 
-    async def _build(self) -> None:
-        """Write the first files and follow the recipe, transfers batched between RUNs."""
+    async def _build(self, fresh: bool) -> None:
         if self.image:
             self.logger.debug(f"image {self.image}: this machine's /usr stands in for it")
-        pending: list[Entry] = [*first_files(), (self.workdir, "d", 0, b"")]
-        until = time.monotonic() + self.task_env_config.build_timeout_sec
-        for step in self._recipe.steps:
-            if isinstance(step, MakeDir):
-                pending.append((step.path, "d", 0, b""))
-            elif isinstance(step, Copy):
-                pending.extend(_copy_entries(step))
-            else:
-                await self._live().channel.put(pending)
-                pending = []
-                await self._run_step(step, until - time.monotonic())
-        await self._live().channel.put(pending)
-
-    async def _run_step(self, step: Run, left_s: float) -> None:
-        env = {"DEBIAN_FRONTEND": "noninteractive", **dict(step.env)}
-        done = await self.run(
-            step.command, cwd=step.workdir, env=env, timeout_s=max(left_s, 0.1), merged=True
+        plan = Build(
+            recipe=self._recipe,
+            context=self.environment_dir,
+            workdir=self.workdir,
+            disk_mb=self.disk_mb,
+            layers=self._layers,
+            fresh=fresh,
+            timeout_s=self.task_env_config.build_timeout_sec,
         )
-        if done.exit_code != 0:
-            raise SandboxError(
-                f"RUN ended with exit code {done.exit_code}: {done.streams[0].text()[-1000:]}",
-                where=str(self.environment_dir / "Dockerfile"),
-                remedy="a local sandbox has no network and a read-only /usr",
-            )
+        sandbox = self._live()
+        await build(plan, sandbox.channel, self._run_step, sandbox.full_map, self.logger)
+
+    async def _run_step(self, step: Run, timeout_s: float) -> Finished:
+        return await self.run(
+            step.command,
+            cwd=step.workdir,
+            env=dict(step.env),
+            timeout_s=timeout_s,
+            user=step.user,
+            merged=True,
+            clean_env=True,
+        )
 
 
-def _copy_entries(step: Copy) -> list[Entry]:
-    """What one COPY writes: folders by content, files by name or into the target."""
-    entries: list[Entry] = []
-    for source in step.sources:
-        if source.is_dir():
-            entries.extend(tree_entries(source, step.target))
-        elif step.into:
-            entries.extend(file_entries(source, f"{step.target.rstrip('/')}/{source.name}"))
-        else:
-            entries.extend(file_entries(source, step.target))
-    return entries
+def describe_limits(sandbox: launch.Sandbox, bounds: launch.Bounds, rlimits: str) -> dict[str, str]:
+    """What bounds a sandbox, in words, and what does not."""
+    grouped, holding = sandbox.grouped, sandbox.holding
+    memory, processes = f"{bounds.memory_mb} MiB besides the disk", f"{bounds.processes}"
+    return {
+        "ids": "0-65535 of an own range" if sandbox.full_map else "one user id: root is the owner",
+        "nested user namespaces": "denied" if "nested" in holding else "allowed",
+        "sysctls": "read-only" if "sealed" in holding else "as the kernel guards them",
+        "system calls": "filtered" if "calls" in holding else "not filtered",
+        "disk": f"{bounds.disk_mb} MiB tmpfs"
+        + ("" if "inodes" in holding else ", its number of files not limited"),
+        "memory": f"cgroup: {memory}"
+        if "memory" in grouped
+        else f"watched: {memory}, a moment late, without what no process has mapped",
+        "processes": f"cgroup: {processes}"
+        if "pids" in grouped
+        else f"rlimit: {processes} per user id"
+        + (" and process numbers: twice that in all" if "processes" in holding else ""),
+        "cpu": f"cgroup: {bounds.cpus:g} cores, weight of one process"
+        if "cpu" in grouped
+        else "not limited",
+        "each process": f"rlimit: {rlimits}",
+        "shared memory and queues": "16 MiB" if "ipc" in holding else "not limited",
+    }

@@ -15,12 +15,17 @@ from pathlib import Path
 
 from rl.errors import SandboxError
 
-ORDER = ("wire", "output", "shell", "killing", "transfer", "init")
+ORDER = (
+    *("kernel", "wire", "output", "bounds", "syscalls", "shell", "killing", "layer"),
+    *("transfer", "init"),
+)
 COMPILE_TIMEOUT_S = 30.0
+# Annotations stay text by a flag: the statement for it would load a module at each start.
 _COMPILE = """
-import marshal, sys
+import marshal, sys, __future__
 from importlib.util import MAGIC_NUMBER
-code = compile(sys.stdin.read(), "sandbox-init", "exec", optimize=0)
+flags = __future__.annotations.compiler_flag
+code = compile(sys.stdin.read(), "sandbox-init", "exec", flags, True, optimize=0)
 sys.stdout.buffer.write(MAGIC_NUMBER + bytes(12) + marshal.dumps(code))
 """
 
@@ -34,8 +39,7 @@ def bundle_source() -> str:
             module = statement.module if isinstance(statement, ast.ImportFrom) else None
             if module != "__future__" and not (module or "").startswith("sandboxes."):
                 body.append(statement)
-    future = ast.parse("from __future__ import annotations").body
-    return ast.unparse(ast.Module(body=[*future, *body], type_ignores=[]))
+    return ast.unparse(ast.Module(body=body, type_ignores=[]))
 
 
 @functools.cache

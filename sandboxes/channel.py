@@ -137,10 +137,10 @@ class Channel:
             if (await _receive(sock))[0] != b"ok":
                 raise SandboxError("processes are left that cannot be killed")
 
-    async def put(self, entries: Iterable[Entry]) -> None:
-        """Write files, directories and links."""
+    async def put(self, entries: Iterable[Entry], fresh: bool = False) -> None:
+        """Write files, directories and links; nothing runs yet in a `fresh` sandbox."""
         async with self._connection(TRANSFER_TIMEOUT_S, "upload") as sock:
-            await _send(sock, [b"put"])
+            await _send(sock, [b"fill" if fresh else b"put"])
             try:
                 for path, kind, mode, content in entries:
                     record = [path.encode(), kind.encode(), f"{mode:o}".encode(), content]
@@ -163,6 +163,38 @@ class Channel:
                     return
                 yield parts[0], parts[1].decode(), int(parts[2] or b"0", 8) & 0o777, parts[3]
 
+    async def save(self, limit: int) -> bytes | None:
+        """The writable file system as a layer; None if it has more than `limit` bytes.
+
+        Raises:
+            SandboxError: it could not be read.
+        """
+        layer = bytearray()
+        async with self._connection(TRANSFER_TIMEOUT_S, "save the layer") as sock:
+            await _send(sock, [b"save"])
+            while True:
+                parts = await _receive(sock)
+                if len(parts) != 4:
+                    raise SandboxError("a layer is not well-formed")
+                if not parts[0]:
+                    _check(parts, "save the layer")
+                    return bytes(layer + frame(parts))
+                layer += frame(parts)
+                if len(layer) > limit:
+                    return None
+
+    async def load(self, layer: bytes) -> None:
+        """Write a layer that `save` returned into a fresh sandbox.
+
+        Raises:
+            SandboxError: it does not fit, or is no layer.
+        """
+        async with self._connection(TRANSFER_TIMEOUT_S, "load the layer") as sock:
+            await _send(sock, [b"load"])
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its reply says why
+                await asyncio.get_running_loop().sock_sendall(sock, layer)
+            _check(await _receive(sock), "load the layer")
+
     @contextlib.asynccontextmanager
     async def _connection(self, limit_s: float, what: str) -> AsyncGenerator[socket.socket]:
         """A fresh connection for one request, closed whatever happens."""
@@ -173,6 +205,7 @@ class Channel:
             ours.setblocking(False)
             async with asyncio.timeout(limit_s):
                 await self._pass(theirs)
+                theirs.close()  # or we would not notice that the daemon lets go of it
                 yield ours
         except TimeoutError:
             raise SandboxError(f"cannot {what}: no answer within {limit_s:.0f} s") from None

@@ -1,5 +1,7 @@
 """The gate of a task: its own solution scores 1, doing nothing scores 0.
 
+Each is tried twice, under the package's own limits, and nothing may be left behind.
+
 Invariants:
 - A result belongs to a content digest: it holds wherever that content lies, and
   a changed package has none.
@@ -13,36 +15,42 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from harbor.environments.base import BaseEnvironment
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rl.agent.shell import CommandResult, Shell
+from rl.agent.shell import EXIT_TIMED_OUT, CommandResult, Shell
+from rl.config import SandboxConfig
 from rl.errors import (
     ConfigurationError,
-    DeadlineExceeded,
     EvidenceError,
     InfrastructureError,
     SandboxError,
     TaskPackageError,
+    VerifierError,
+    first_problem,
 )
-from rl.evidence.lines import first_problem
 from rl.files import disk_errors, write_json
-from sandboxes.attempt import AttemptLimits, AttemptResult, Provider, run_attempt
-from sandboxes.tasks import TaskPackage, verify_digest
+from sandboxes.attempt import AttemptLimits, AttemptResult, Provider
+from sandboxes.leftovers import look
+from sandboxes.provider import SandboxProvider
+from sandboxes.reference import run_nothing, run_oracle
+from sandboxes.tasks import CONFIG_NAME, TaskPackage, verify_digest
+from sandboxes.usage import Usage
 
 ORACLE_REWARD = 1.0
 NOTHING_REWARD = 0.0
+REPEATS = 2  # what comes out once may come out by luck
 TRIES = 2  # per attempt, when infrastructure masks it
-OUTPUT_LIMIT = 16_384
 SHOWN_OUTPUT = 400
-UPLOAD_TIMEOUT_S = 60.0
-GATE_VERSION = 1  # part of the report: a changed gate makes old results void
+SCRATCH_NAME = "gate-"  # how the names of attempts begin, and so of their scratch paths
+GATE_VERSION = 2  # part of the report: a changed gate makes old results void
 _GATE_AGAIN = "delete it and gate again"
 DEFAULT_LIMITS = AttemptLimits(deadline_s=600.0, create_s=120.0, verifier_s=120.0, stop_s=30.0)
+DEFAULT_AGENT_S = 600.0  # for a solution whose package sets no limit
 
 Verdict = Literal["passed", "failed", "error"]
 OnResult = Callable[["GateResult"], None]
@@ -59,8 +67,16 @@ class GateResult(BaseModel):
     reasons: list[str] = Field(default_factory=list, description="why it did not pass")
     oracle: list[float] = Field(default_factory=list, description="rewards of the solution")
     nothing: list[float] = Field(default_factory=list, description="rewards of doing nothing")
-    repeats: int = 1
-    seconds: float = 0.0
+    repeats: int = Field(default=1, description="how often each attempt was made")
+    memory_mb: float | None = Field(
+        default=None, description="largest process of the solution, MiB; None: not measured"
+    )
+    disk_mb: float | None = Field(
+        default=None, description="writable disk in use after the solution, MiB; None: as above"
+    )
+    agent_s: float = Field(default=0.0, description="slowest solution, s")
+    verifier_s: float = Field(default=0.0, description="slowest verification, s")
+    seconds: float = Field(default=0.0, description="the whole gate, s")
 
 
 class GateReport(BaseModel):
@@ -73,134 +89,216 @@ class GateReport(BaseModel):
     results: dict[str, GateResult] = Field(default_factory=dict)
 
 
-class _Recorder:
-    """Lends an agent the environment that its attempt runs in."""
+class AsRequested:
+    """Makes each sandbox as large as its package asks for.
 
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
-        self.env: BaseEnvironment | None = None
+    Args:
+        config: of the sandboxes, and the sizes for packages that ask for none.
+    """
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self._config = config
+        self._inner = SandboxProvider(config)
+
+    def preflight(self) -> None:
+        """See `SandboxProvider`."""
+        self._inner.preflight()
 
     def create(self, package: TaskPackage, attempt_id: str, scratch: Path) -> BaseEnvironment:
         """See `Provider`."""
-        self.env = self._provider.create(package, attempt_id, scratch)
-        return self.env
+        asked = {
+            "cpus": package.cpus,
+            "memory_mb": package.memory_mb,
+            "disk_mb": package.config.environment.storage_mb,
+        }
+        stated = {key: value for key, value in asked.items() if value is not None}
+        provider = SandboxProvider(self._config.model_copy(update=stated))
+        return provider.create(package, attempt_id, scratch)
 
     def shell(self, env: BaseEnvironment) -> Shell:
         """See `Provider`."""
-        return self._provider.shell(env)
+        return self._inner.shell(env)
 
 
-async def run_oracle(
-    package: TaskPackage, provider: Provider, limits: AttemptLimits, attempt_id: str
-) -> AttemptResult[CommandResult]:
-    """One attempt by the package's own solution."""
-    if package.solution_script is None:
-        raise TaskPackageError(
-            "has no solution/solve.sh", str(package.path), "add one, or leave the package out"
-        )
-    recorder = _Recorder(provider)
+class _Gate:
+    """One package on its way through the gate: what is known of it so far."""
 
-    async def solve(shell: Shell, deadline: float) -> CommandResult:
-        if recorder.env is None:
-            raise SandboxError("the solution has no sandbox", package.name)
-        try:
-            async with asyncio.timeout(UPLOAD_TIMEOUT_S):
-                await recorder.env.upload_dir(package.path / "solution", "/solution")
-        except TimeoutError:
-            what = f"its solution was not uploaded within {UPLOAD_TIMEOUT_S:g} s"
-            raise DeadlineExceeded(what, package.name) from None
-        left = deadline - asyncio.get_running_loop().time()
-        command = "chmod +x /solution/solve.sh; /solution/solve.sh"
-        return await shell.run(command, max(left, 1.0), OUTPUT_LIMIT)
+    def __init__(self, package: TaskPackage, provider: Provider, limits: AttemptLimits) -> None:
+        self.package = package
+        self._provider = provider
+        self._limits = limits
+        self.oracle: list[float] = []
+        self.nothing: list[float] = []
+        self.reasons: list[str] = []
+        self.usage: list[Usage] = []
+        self.slowest: dict[str, float] = {}
 
-    return await run_attempt(package, recorder, solve, limits, attempt_id)
+    async def run(self, repeats: int) -> None:
+        """Make every attempt, and note what is wrong.
+
+        Raises:
+            TaskPackageError: the package can't be graded, or changes on disk.
+            InfrastructureError: nothing could be found out.
+        """
+        verify_digest(self.package, self.package.digest)
+        for at in range(repeats):
+            await self._oracle(at)
+            await self._nothing(at)
+        verify_digest(self.package, self.package.digest)
+        self._check_usage()
+
+    async def _oracle(self, at: int) -> None:
+        def heard(usage: Usage | None) -> None:
+            self.usage += [usage] if usage is not None else []
+
+        async def solve(attempt_id: str) -> AttemptResult[CommandResult]:
+            return await run_oracle(
+                self.package, self._provider, self._limits, attempt_id, on_usage=heard
+            )
+
+        result, reward = await self._graded("oracle", at, solve)
+        self.oracle.append(reward)
+        if result.agent is not None and result.agent.exit_code == EXIT_TIMED_OUT:
+            seconds = result.timings["agent"]
+            self._fail(
+                f"its solution was still running after {seconds:.0f} s",
+                "solution/solve.sh",
+                "make it end by itself, or raise agent.timeout_sec",
+            )
+        if reward != ORACLE_REWARD:
+            self._fail(
+                f"its solution scores {reward:g}: {_said(result)}",
+                "solution/solve.sh",
+                "correct the solution, or what tests/test.sh asks for",
+            )
+
+    async def _nothing(self, at: int) -> None:
+        async def idle(attempt_id: str) -> AttemptResult[CommandResult]:
+            return await run_nothing(self.package, self._provider, self._limits, attempt_id)
+
+        result, reward = await self._graded("nothing", at, idle)
+        self.nothing.append(reward)
+        if reward != NOTHING_REWARD:
+            self._fail(
+                f"doing nothing scores {reward:g}: {_said(result)}",
+                "tests/test.sh",
+                "make it check for something that is not so from the start",
+            )
+
+    async def _graded(
+        self, kind: str, at: int, run: Callable[[str], Awaitable[AttemptResult[CommandResult]]]
+    ) -> tuple[AttemptResult[CommandResult], float]:
+        """The first of `TRIES` attempts that infrastructure did not mask."""
+        result: AttemptResult[CommandResult] | None = None
+        for again in range(TRIES):
+            result = await run(f"{SCRATCH_NAME}{self.package.name}-{kind}-{at}-{again}")
+            for stage, seconds in result.timings.items():
+                self.slowest[stage] = max(seconds, self.slowest.get(stage, 0.0))
+            if result.reward is not None:
+                return result, result.reward
+        failure = result.failure if result is not None else None
+        text = f"{failure.kind}: {failure.message}" if failure else "no reward"
+        if failure is not None and failure.kind == VerifierError.__name__:
+            raise TaskPackageError(
+                f"{kind}: {text}",
+                str(self.package.path / "tests" / "test.sh"),
+                "make it write one finite number to /logs/verifier/reward.txt within "
+                f"verifier.timeout_sec = {self.package.verifier_timeout_s:g} s",
+            )
+        raise SandboxError(f"{kind}: {text}", self.package.name)
+
+    def _check_usage(self) -> None:
+        """Its solution must fit into the memory that the package asks for.
+
+        The disk is as large as what was asked for, so a solution that needs more has
+        failed already.
+        """
+        asked = self.package.memory_mb
+        used = max((usage.memory_mb for usage in self.usage), default=0.0)
+        if asked is not None and used > asked:
+            self._fail(
+                f"a process of its solution took {used:.0f} MiB of {asked} MiB asked for",
+                CONFIG_NAME,
+                "raise environment.memory_mb, or make the solution need less",
+            )
+
+    def _fail(self, what: str, file: str, remedy: str) -> None:
+        reason = str(TaskPackageError(what, str(self.package.path / file), remedy))
+        if reason not in self.reasons:
+            self.reasons.append(reason)
 
 
-async def run_nothing(
-    package: TaskPackage, provider: Provider, limits: AttemptLimits, attempt_id: str
-) -> AttemptResult[CommandResult]:
-    """One attempt by an agent that does nothing."""
+def _said(result: AttemptResult[CommandResult]) -> str:
+    """The ends of what an attempt's agent and verifier printed."""
+    printed = result.agent.output.strip() if result.agent else ""
+    log = result.verifier_log.strip()
+    return f"{printed[-SHOWN_OUTPUT:]}\n{log[-SHOWN_OUTPUT:]}".strip()
 
-    async def idle(_shell: Shell, _deadline: float) -> CommandResult:
-        return CommandResult("", 0)
 
-    return await run_attempt(package, provider, idle, limits, attempt_id)
+def limits_asked(package: TaskPackage) -> AttemptLimits:
+    """The limits that the package itself sets, and ours for the rest."""
+    create_s = max(DEFAULT_LIMITS.create_s, package.config.environment.build_timeout_sec)
+    agent_s = package.agent_timeout_s or DEFAULT_AGENT_S
+    stop_s, verifier_s = DEFAULT_LIMITS.stop_s, package.verifier_timeout_s
+    return AttemptLimits(create_s + agent_s + verifier_s + stop_s, create_s, verifier_s, stop_s)
 
 
 async def gate_package(
-    package: TaskPackage, provider: Provider, limits: AttemptLimits, repeats: int = 1
+    package: TaskPackage,
+    provider: Provider,
+    limits: AttemptLimits | None = None,
+    repeats: int = REPEATS,
 ) -> GateResult:
-    """Gate one package."""
+    """Gate one package, under its own limits unless others are given."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    rewards: dict[str, list[float]] = {"oracle": [], "nothing": []}
-    reasons: list[str] = []
+    gate = _Gate(package, provider, limits or limits_asked(package))
     verdict: Verdict = "passed"
     try:
-        verify_digest(package, package.digest)
-        for at in range(repeats):
-            for kind in rewards:
-                reward, reason = await _attempt(package, provider, limits, kind, at)
-                rewards[kind].append(reward)
-                reasons += [reason] if reason else []
-        verdict = "failed" if reasons else "passed"
+        await gate.run(repeats)
+        verdict = "failed" if gate.reasons else "passed"
     except ConfigurationError as error:
-        verdict, reasons = "failed", [*reasons, str(error)]
+        verdict = "failed"
+        gate.reasons.append(str(error))
     except InfrastructureError as error:
-        verdict, reasons = "error", [*reasons, str(error)]
+        verdict = "error"
+        gate.reasons.append(str(error))
     return GateResult(
         name=package.name,
         digest=package.digest,
         verdict=verdict,
-        reasons=reasons,
-        oracle=rewards["oracle"],
-        nothing=rewards["nothing"],
+        reasons=gate.reasons,
+        oracle=gate.oracle,
+        nothing=gate.nothing,
         repeats=repeats,
+        memory_mb=max((usage.memory_mb for usage in gate.usage), default=None),
+        disk_mb=max((usage.disk_mb for usage in gate.usage), default=None),
+        agent_s=gate.slowest.get("agent", 0.0),
+        verifier_s=gate.slowest.get("verify", 0.0),
         seconds=loop.time() - began,
     )
 
 
-async def _attempt(
-    package: TaskPackage, provider: Provider, limits: AttemptLimits, kind: str, at: int
-) -> tuple[float, str]:
-    """One attempt's reward, and why it is wrong, if it is."""
-    run = run_oracle if kind == "oracle" else run_nothing
-    wanted = ORACLE_REWARD if kind == "oracle" else NOTHING_REWARD
-    result: AttemptResult[CommandResult] | None = None
-    for again in range(TRIES):
-        result = await run(package, provider, limits, f"gate-{package.name}-{kind}-{at}-{again}")
-        if result.outcome == "graded":
-            break
-    assert result is not None
-    if result.reward is None:
-        failure = result.failure
-        text = f"{failure.kind}: {failure.message}" if failure else "no reward"
-        if failure is not None and failure.kind == "VerifierError":
-            raise TaskPackageError(f"{kind}: {text}", str(package.path))
-        raise SandboxError(f"{kind}: {text}", package.name)
-    if result.reward == wanted:
-        return result.reward, ""
-    printed = result.agent.output.strip() if result.agent else ""
-    who = "its solution" if kind == "oracle" else "doing nothing"
-    said = f"{printed[-SHOWN_OUTPUT:]}\n{result.verifier_log.strip()[-SHOWN_OUTPUT:]}".strip()
-    return result.reward, f"{who} scores {result.reward:g}: {said}"
+def unloadable(name: str, error: TaskPackageError) -> GateResult:
+    """The result of a package that can't even be loaded; it has no digest."""
+    return GateResult(name=name, digest="", verdict="failed", reasons=[str(error)], repeats=0)
 
 
 async def gate_all(
     packages: Sequence[TaskPackage],
     provider: Provider,
-    limits: AttemptLimits = DEFAULT_LIMITS,
+    limits: AttemptLimits | None = None,
     concurrency: int = 4,
     done: dict[str, GateResult] | None = None,
     on_result: OnResult | None = None,
-    repeats: int = 1,
+    repeats: int = REPEATS,
 ) -> list[GateResult]:
     """Gate all packages that `done` holds no final result for.
 
     Args:
         packages: what to gate.
         provider: makes the sandboxes.
-        limits: of each attempt.
+        limits: of each attempt; None: what each package asks for.
         concurrency: packages gated at once.
         done: results by digest, from a report; those of errors are tried again.
         on_result: called with each fresh result as it comes.
@@ -208,11 +306,15 @@ async def gate_all(
 
     Returns:
         One result per package, in order, under the package's present name.
+
+    Raises:
+        SandboxError: a process, a mount or a file is left of what ran here.
     """
+    before = look(f"attempt-{SCRATCH_NAME}")
     results = {
         digest: result
         for digest, result in (done or {}).items()
-        if result.verdict != "error" and result.repeats >= repeats
+        if _is_final(result, provider, repeats)
     }
     todo = {item.digest: item for item in packages if item.digest not in results}
     waiting = list(todo.values())[::-1]
@@ -231,9 +333,23 @@ async def gate_all(
                 group.create_task(work())
     except BaseExceptionGroup as group:  # the others were cancelled because of the first
         raise group.exceptions[0] from group
+    left = look(f"attempt-{SCRATCH_NAME}").since(before) if todo else []
+    if left:
+        raise SandboxError(
+            "gating left something behind:\n  - " + "\n  - ".join(left),
+            remedy="end or remove it; a sandbox must not outlive its attempt",
+        )
     return [
         results[package.digest].model_copy(update={"name": package.name}) for package in packages
     ]
+
+
+def _is_final(result: GateResult, provider: Provider, repeats: int) -> bool:
+    """Whether a result of before still says how the gate would end here."""
+    if result.verdict == "error" or result.repeats < repeats:
+        return False
+    room_mb = provider.config.disk_mb if isinstance(provider, SandboxProvider) else None
+    return room_mb is None or result.disk_mb is None or result.disk_mb <= room_mb
 
 
 def load_report(path: Path) -> GateReport:

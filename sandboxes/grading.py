@@ -3,9 +3,13 @@
 Invariants:
 - The verifier starts after every process of the agent is gone, over tests that
   were uploaded then and a reward file that did not exist before.
+- The reward is read after every process of the verifier is gone too: what a
+  background job of it writes later can't change what was read.
 - Nothing that the agent could set reaches the verifier: its environment is made
   here, and its search path holds directories of /usr only.
 - A reward that is missing, malformed or not finite is a `VerifierError`, never 0.
+- An agent can't keep the verifier from running by what it did to the working
+  directory: one that is gone, or is no directory, is an empty one again.
 """
 
 from __future__ import annotations
@@ -13,9 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import tempfile
+import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from harbor.environments.base import BaseEnvironment
@@ -27,12 +30,11 @@ from sandboxes.shells import cut_text
 from sandboxes.tasks import TaskPackage
 
 VERIFIER_DIR = "/logs/verifier"
-REWARD_JSON = f"{VERIFIER_DIR}/reward.json"
-REWARD_TEXT = f"{VERIFIER_DIR}/reward.txt"
 TESTS_DIR = "/tests"
 LOG_LIMIT = 32_768  # kept of the verifier's output, bytes
 REWARD_LIMIT = 65_536  # a reward file is some numbers
-STEP_TIMEOUT_S = 60  # clearing, preparing, reading
+STEP_TIMEOUT_S = 60.0  # clearing, reading
+NO_REWARD = 3  # the exit code of `_READ` when there is nothing to read
 VERIFIER_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -42,11 +44,19 @@ VERIFIER_ENV = {
 # Empty both places without following a link that stands in for one of them; what
 # else the agent left in /logs goes too, as it may fill that disk.
 _CLEAR = (
-    "find /logs -mindepth 1 -delete 2>/dev/null; "
-    f"for d in {VERIFIER_DIR} {TESTS_DIR}; do "
-    'if [ -L "$d" ] || [ ! -d "$d" ]; then rm -rf -- "$d" && mkdir -p "$d" || exit 1; fi; '
-    'find "$d" -mindepth 1 -delete || exit 1; chmod 777 "$d" || exit 1; done'
+    f"find /logs {TESTS_DIR} -mindepth 1 ! '(' -path {VERIFIER_DIR} -type d ')' -delete || exit 1; "
+    f"[ -d {VERIFIER_DIR} ] || mkdir {VERIFIER_DIR} || exit 1; "
+    f"exec chmod 777 {VERIFIER_DIR} {TESTS_DIR}"
 )
+_VERIFY = f"[ -x {TESTS_DIR}/test.sh ] || chmod +x {TESTS_DIR}/test.sh; exec {TESTS_DIR}/test.sh"
+# The name of the file that counts and its content.  One more byte than is allowed
+# tells that there is more; a link, a folder or a pipe is no reward file.
+_READ = (
+    f"cd {VERIFIER_DIR} || exit {NO_REWARD}; for name in reward.json reward.txt; do "
+    'if [ -f "$name" ] && [ ! -L "$name" ]; then '
+    f'echo "$name"; exec head -c {REWARD_LIMIT + 1} "$name"; fi; done; exit {NO_REWARD}'
+)
+_READ_LIMIT = 2 * (REWARD_LIMIT + 64)  # head and tail are kept, half each: never cut
 _KILL = "kill -9 -1 2>/dev/null; true"
 
 
@@ -58,12 +68,25 @@ class Grade:
     log: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A command's exit code, None when it was out of time, and what it printed."""
+
+    code: int | None
+    output: bytes
+
+    @property
+    def text(self) -> str:
+        return self.output.decode("utf-8", errors="replace")
+
+
 async def grade(env: BaseEnvironment, package: TaskPackage, timeout_s: float) -> Grade:
     """Run the package's verifier in `env` for at most `timeout_s` seconds.
 
     Raises:
         VerifierError: it could not run, ran too long, or left no valid reward.
         SandboxError: the sandbox is gone.
+        TaskPackageError: verifier.env names a variable that is not set here.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -77,81 +100,96 @@ async def grade(env: BaseEnvironment, package: TaskPackage, timeout_s: float) ->
 
 
 async def _grade(env: BaseEnvironment, package: TaskPackage, timeout_s: float) -> Grade:
-    await _end_agent(env)
-    code, output = await _run(env, _CLEAR, STEP_TIMEOUT_S, VERIFIER_ENV)
-    if code != 0:
-        raise VerifierError(f"the sandbox could not be made ready: {output}", package.name)
+    variables = {**VERIFIER_ENV, **_own_variables(package)}
+    await _end_processes(env)
+    cleared = await _run(env, _restore_workdir(env) + _CLEAR, STEP_TIMEOUT_S, VERIFIER_ENV, "/")
+    if cleared.code != 0:
+        raise VerifierError(f"the sandbox could not be made ready: {cleared.text}", package.name)
     await env.upload_dir(package.path / "tests", TESTS_DIR)
-    try:
-        variables = {**VERIFIER_ENV, **resolve_env_vars(package.verifier_env)}
-    except ValueError as error:
-        raise TaskPackageError(f"verifier.env: {error}", str(package.path / "task.toml")) from None
-    script = f"{TESTS_DIR}/test.sh"
-    code, output = await _run(env, f"chmod +x {script}; {script}", timeout_s, variables)
-    if code is None:
-        raise VerifierError(f"ran longer than {timeout_s:.0f} s: {output[-500:]}", package.name)
-    reward = await _read_reward(env, package, output)
+    verified = await _run(env, _VERIFY, timeout_s, variables, None)
+    log = verified.text
+    if verified.code is None:
+        raise VerifierError(f"ran longer than {timeout_s:.0f} s", package.name, _tail(log))
+    await _end_processes(env)
+    reward = await _read_reward(env, package, log)
     # A verifier that prints nothing leaves a log all the same: a reward is backed by one.
-    return Grade(reward, f"{output.rstrip()}\n[verifier exit {code}, reward {reward:g}]".lstrip())
+    ending = f"[verifier exit {verified.code}, reward {reward:g}]"
+    return Grade(reward, f"{log.rstrip()}\n{ending}".lstrip())
 
 
-async def _end_agent(env: BaseEnvironment) -> None:
+def _own_variables(package: TaskPackage) -> dict[str, str]:
+    try:
+        return resolve_env_vars(package.verifier_env)
+    except ValueError as error:
+        raise TaskPackageError(
+            f"verifier.env: {error}",
+            str(package.path / "task.toml"),
+            "set the variable where the verifier is started, or give it a default: ${NAME:-value}",
+        ) from None
+
+
+def _restore_workdir(env: BaseEnvironment) -> str:
+    """Shell commands that make the working directory one, where it is known."""
+    if not isinstance(env, BubblewrapEnvironment):
+        return ""
+    path = shlex.quote(env.workdir)
+    return f"[ -d {path} ] || {{ rm -rf -- {path}; mkdir -p -- {path}; }} || exit 1; "
+
+
+async def _end_processes(env: BaseEnvironment) -> None:
     if isinstance(env, BubblewrapEnvironment):
         await env.kill_all()
     else:
-        await env.exec(_KILL, timeout_sec=STEP_TIMEOUT_S, user="root")
+        await env.exec(_KILL, timeout_sec=int(STEP_TIMEOUT_S), user="root")
 
 
 async def _run(
-    env: BaseEnvironment, command: str, timeout_s: float, variables: dict[str, str]
-) -> tuple[int | None, str]:
-    """Run a command as the verifier: exit code (None: out of time) and output, cut."""
+    env: BaseEnvironment,
+    command: str,
+    timeout_s: float,
+    variables: dict[str, str],
+    cwd: str | None,
+    output_limit: int = LOG_LIMIT,
+    merged: bool = True,
+) -> _Ran:
+    """Run a command as the verifier; `merged` output holds standard error, too."""
     if isinstance(env, BubblewrapEnvironment):
         done = await env.run(
             command,
-            cwd="/" if command is _CLEAR else None,
+            cwd=cwd,
             env=variables,
             timeout_s=timeout_s,
             user="root",
-            output_limit=LOG_LIMIT,
-            merged=True,
+            output_limit=output_limit,
+            merged=merged,
             clean_env=True,
         )
-        return None if done.timed_out else done.exit_code, done.streams[0].text()
+        printed = done.streams[0]
+        output = printed.text().encode() if printed.cut else printed.head + printed.tail
+        return _Ran(None if done.timed_out else done.exit_code, output)
     async with asyncio.timeout(timeout_s):
         result = await env.exec(
-            command, env=variables, timeout_sec=max(1, int(timeout_s)), user="root"
+            command, cwd=cwd, env=variables, timeout_sec=max(1, int(timeout_s)), user="root"
         )
-    return result.return_code, cut_text((result.stdout or "") + (result.stderr or ""), LOG_LIMIT)
+    text = (result.stdout or "") + ((result.stderr or "") if merged else "")
+    return _Ran(result.return_code, cut_text(text, output_limit).encode())
 
 
 async def _read_reward(env: BaseEnvironment, package: TaskPackage, log: str) -> float:
-    for path, parse in ((REWARD_JSON, parse_reward_json), (REWARD_TEXT, parse_reward_text)):
-        content = await _read(env, path)
-        if content is not None:
-            try:
-                return parse(content)
-            except ValueError as error:
-                raise VerifierError(f"{path}: {error}", package.name, _tail(log)) from None
-    raise VerifierError("left no reward file", package.name, _tail(log))
-
-
-async def _read(env: BaseEnvironment, path: str) -> bytes | None:
-    if isinstance(env, BubblewrapEnvironment):
-        return await env.read_file(path, REWARD_LIMIT)
-    if not await env.is_file(path):
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder, "reward")
-        await env.download_file(path, target)
-        return _content(target)
-
-
-def _content(path: Path) -> bytes:
-    content = path.read_bytes()
-    if len(content) > REWARD_LIMIT:
-        raise VerifierError(f"a reward file of {len(content)} bytes", path.name)
-    return content
+    read = await _run(env, _READ, STEP_TIMEOUT_S, VERIFIER_ENV, "/", _READ_LIMIT, merged=False)
+    if read.code == NO_REWARD:
+        raise VerifierError("left no reward file", package.name, _tail(log))
+    if read.code != 0:
+        raise VerifierError(f"its reward can't be read: exit code {read.code}", package.name)
+    name, _, content = read.output.partition(b"\n")
+    parse = parse_reward_json if name == b"reward.json" else parse_reward_text
+    try:
+        if len(content) > REWARD_LIMIT:
+            raise ValueError(f"is longer than {REWARD_LIMIT} bytes")
+        return parse(content)
+    except ValueError as error:
+        where = f"{VERIFIER_DIR}/{name.decode(errors='replace')}"
+        raise VerifierError(f"{where}: {error}", package.name, _tail(log)) from None
 
 
 def parse_reward_json(content: bytes) -> float:
@@ -180,7 +218,7 @@ def parse_reward_text(content: bytes) -> float:
     Raises:
         ValueError: it holds anything else.
     """
-    text = content.decode("utf-8").strip()
+    text = content.decode("ascii").strip()
     if "_" in text:
         raise ValueError(f"is not a number: {text[:100]!r}")
     return _finite(float(text))

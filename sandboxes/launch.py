@@ -6,6 +6,8 @@ Invariants:
 - The daemon inside also ends when its socket closes, so the death of this
   process ends all its sandboxes even where the signal is lost.
 - `end` returns only when every process of the sandbox is gone, or raises.
+- What starts a sandbox moves itself into its control group, if there is one, before
+  bubblewrap runs: everything of the sandbox is in it from the first moment.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from rl.errors import ConfigurationError, SandboxError
+from sandboxes import cgroups
 from sandboxes.bundle import compiled_bundle, sealed_file
 from sandboxes.channel import Channel
-from sandboxes.rootfs import mount_arguments
+from sandboxes.rootfs import OWN_MOUNTS_MB, mount_arguments
 
 INSTALL_REMEDY = "install it: apt-get install bubblewrap (or dnf install bubblewrap)"
 SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
@@ -42,7 +45,9 @@ LAST_WORDS_S = 0.2  # for a failing bubblewrap to print why
 
 # The namespace is made first, so that bubblewrap already runs as its root: ids
 # must be mapped before it makes the first file.
-_ENTER = 'echo; read -r _ && exec setpriv --reuid=0 --regid=0 --clear-groups bwrap "$@"'
+_JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; '
+_BECOME_ROOT = 'exec setpriv --reuid=0 --regid=0 --clear-groups bwrap "$@"'
+_ENTER = f"echo; read -r _ || exit; {_JOIN} {_BECOME_ROOT}"
 _ISOLATE = (
     *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1"),
     *("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
@@ -50,6 +55,17 @@ _ISOLATE = (
 )
 
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-spawner")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one sandbox may use: MiB of disk and of memory, processes, cores; the network."""
+
+    disk_mb: int
+    memory_mb: int
+    processes: int
+    cpus: float
+    network: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +83,14 @@ class Sandbox:
     process: subprocess.Popen[bytes]
     channel: Channel
     full_map: bool
-    nested_denied: bool = False
+    group: cgroups.Group | None = None
+    holding: frozenset[str] = frozenset()
+    """Bounds that the daemon could set, by their names in `guest.bounds`."""
+
+    @property
+    def grouped(self) -> frozenset[str]:
+        """What a control group limits: memory, pids, cpu."""
+        return frozenset() if self.group is None else self.group.controllers
 
 
 def require_bubblewrap() -> None:
@@ -78,7 +101,7 @@ def require_bubblewrap() -> None:
     """
     if shutil.which("bwrap") is None:
         raise ConfigurationError("bubblewrap (bwrap) is not installed", remedy=INSTALL_REMEDY)
-    for program in ("unshare", "setpriv") if can_map_ids() else ():
+    for program in ("unshare", "setpriv", "setsid"):
         if shutil.which(program) is None:
             raise ConfigurationError(
                 f"{program} is not installed", remedy="install it: apt-get install util-linux"
@@ -122,7 +145,7 @@ def guest_python() -> Guest:
     )
 
 
-async def start(disk_mb: int, network: bool, timeout_s: float) -> Sandbox:
+async def start(bounds: Bounds, timeout_s: float) -> Sandbox:
     """Start a sandbox and wait until its daemon answers.
 
     Raises:
@@ -130,26 +153,27 @@ async def start(disk_mb: int, network: bool, timeout_s: float) -> Sandbox:
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
-    spawned = loop.run_in_executor(_spawner, _spawn, disk_mb, network)
+    spawned = _spawner.submit(_spawn, bounds)
     try:
         async with asyncio.timeout_at(until):
-            sandbox = await asyncio.shield(spawned)
+            sandbox = await asyncio.shield(asyncio.wrap_future(spawned))
     except BaseException as error:
-        spawned.add_done_callback(_discard)
+        if not spawned.cancel():
+            spawned.add_done_callback(_discard)
         if isinstance(error, TimeoutError):
             raise SandboxError(f"no sandbox within {timeout_s:.0f} s") from None
         raise
     try:
         async with asyncio.timeout_at(until):
             greeting = await sandbox.channel.ready()
-        if not greeting.startswith("ready"):
-            raise SandboxError("the sandbox did not start", remedy=_last_words(sandbox.process))
+            if not greeting.startswith("ready"):
+                raise SandboxError("the sandbox did not start", remedy=_last_words(sandbox.process))
     except BaseException as error:
         _kill(sandbox)
         if isinstance(error, TimeoutError):
             raise SandboxError(f"a sandbox was silent for {timeout_s:.0f} s") from None
         raise
-    sandbox.nested_denied = greeting.endswith("denied")
+    sandbox.holding = frozenset(greeting.split()[1:])
     _close(sandbox.process.stderr)
     return sandbox
 
@@ -161,16 +185,19 @@ async def end(sandbox: Sandbox, timeout_s: float) -> None:
         SandboxError: something of it is still alive at the deadline.
     """
     sandbox.channel.close()
-    until = asyncio.get_running_loop().time() + timeout_s
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
     try:
-        if await _exited(sandbox.process, min(GENTLE_END_S, timeout_s)):
-            return
+        gone = await _exited(sandbox.process, min(GENTLE_END_S, timeout_s))
     except BaseException:
         sandbox.process.kill()
         raise
-    sandbox.process.kill()
-    left = max(0.1, until - asyncio.get_running_loop().time())
-    if not await _exited(sandbox.process, left):
+    if not gone:
+        sandbox.process.kill()
+        gone = await _exited(sandbox.process, max(0.1, until - loop.time()))
+    if gone and sandbox.group is not None:
+        gone = await asyncio.to_thread(sandbox.group.remove)
+    if not gone:
         raise SandboxError(
             f"a sandbox is still alive {timeout_s:.0f} s after it was stopped",
             where=f"pid {sandbox.process.pid}",
@@ -197,42 +224,63 @@ async def _exited(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     return True
 
 
-def _spawn(disk_mb: int, network: bool) -> Sandbox:
+def _spawn(bounds: Bounds) -> Sandbox:
     """Start bubblewrap with the daemon inside; runs on the spawner thread only."""
-    full_map, guest = can_map_ids(), guest_python()
+    full_map, guest, group = can_map_ids(), guest_python(), _new_group(bounds)
     code = compiled_bundle(guest.python)
+    grouped = frozenset[str]() if group is None else group.controllers
+    watched = 0 if "memory" in grouped else bounds.memory_mb << 20
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with contextlib.ExitStack() as given:
         given.callback(theirs.close)
         empty = sealed_file("empty", b"")
         given.callback(os.close, empty)
         passed = [code, empty, theirs.fileno()]
-        args = [*_ISOLATE, *([] if network else ["--unshare-net"])]
-        args += mount_arguments(disk_mb, empty, guard_proc_sys=not full_map and os.geteuid() == 0)
+        guard = not full_map and os.geteuid() == 0
+        args = [*_ISOLATE, *([] if bounds.network else ["--unshare-net"])]
+        args += mount_arguments(bounds.disk_mb, empty, guard_proc_sys=guard)
         if guest.shown is not None:
             args += ["--ro-bind", guest.shown, guest.shown]
         args += ["--setenv", "LC_ALL", "C.UTF-8", "--chdir", "/", guest.python, "-I", "-S"]
         args += [f"/proc/self/fd/{code}", "full" if full_map else "single", str(theirs.fileno())]
-        sandbox = Sandbox(_popen(full_map, args, passed), Channel(ours), full_map)
+        args += [str(bounds.processes), str(watched)]
+        entrances = [] if group is None else group.entrances
+        process = _popen(full_map, entrances, args, passed)
+        sandbox = Sandbox(process, Channel(ours), full_map, group)
     if full_map:
         _map_ids(sandbox)
     return sandbox
 
 
-def _popen(full_map: bool, args: list[str], passed: list[int]) -> subprocess.Popen[bytes]:
+def _new_group(bounds: Bounds) -> cgroups.Group | None:
+    """The control group of a new sandbox; what it writes to its disk is memory, too."""
+    owner = cgroups.owner()
+    if owner is None:
+        return None
+    memory = bounds.memory_mb + bounds.disk_mb + OWN_MOUNTS_MB
+    try:
+        return owner.group(cgroups.Limits(memory << 20, bounds.processes, bounds.cpus))
+    except OSError as error:
+        raise SandboxError(f"no control group: {error}") from None
+
+
+def _popen(
+    full_map: bool, entrances: list[str], args: list[str], passed: list[int]
+) -> subprocess.Popen[bytes]:
     # Process 1 of a namespace of its own: whatever bubblewrap has made ends with it, a
     # child included that it has not let go on yet, and it ends with us.
-    enter = ["setpriv", "--pdeathsig", "KILL", "unshare", "-U", "--keep-caps"]
-    enter += ["--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh"]
-    alone = ["bwrap", "--unshare-user", "--uid", "0", "--gid", "0"]
+    namespace = ["unshare", "-U", "--keep-caps", "--pid", "--fork", "--kill-child"]
+    enter = ["setpriv", "--pdeathsig", "KILL"]
+    if full_map:
+        enter += [*namespace, "sh", "-c", _ENTER, "sh", *entrances, "--"]
+    elif entrances:
+        enter += ["sh", "-c", f'{_JOIN} exec "$@"', "sh", *entrances, "--"]
+    if not full_map:
+        enter += [*namespace, "--map-root-user", "bwrap"]
     pipe = subprocess.PIPE if full_map else subprocess.DEVNULL
     try:
         return subprocess.Popen(
-            [*(enter if full_map else alone), *args],
-            stdin=pipe,
-            stdout=pipe,
-            stderr=subprocess.PIPE,
-            pass_fds=passed,
+            [*enter, *args], stdin=pipe, stdout=pipe, stderr=subprocess.PIPE, pass_fds=passed
         )
     except OSError as error:
         raise SandboxError(f"bubblewrap does not run: {error}", remedy=INSTALL_REMEDY) from None
@@ -275,6 +323,8 @@ def _kill(sandbox: Sandbox) -> None:
     _kill_with_child(sandbox.process)
     sandbox.process.wait(KILLED_END_S)
     _close(sandbox.process.stderr)
+    if sandbox.group is not None and not sandbox.group.remove():
+        raise SandboxError("a sandbox that did not come up is still alive")
 
 
 def _kill_with_child(process: subprocess.Popen[bytes]) -> None:
@@ -297,9 +347,9 @@ def _kill_with_child(process: subprocess.Popen[bytes]) -> None:
             os.kill(int(child), signal.SIGKILL)
 
 
-def _discard(spawned: asyncio.Future[Sandbox]) -> None:
-    """End a sandbox that nobody waits for any more."""
-    if not spawned.cancelled() and spawned.exception() is None:
+def _discard(spawned: Future[Sandbox]) -> None:
+    """End a sandbox that nobody waits for any more, even if their event loop has ended."""
+    if spawned.exception() is None:
         _kill(spawned.result())
 
 

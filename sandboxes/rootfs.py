@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -35,6 +36,12 @@ SHARED_ETC = (
     "ssl/certs",
     "ssl/openssl.cnf",
     "terminfo",
+)
+
+BASE_FILES = (
+    *("/usr/lib/os-release", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/share"),
+    *("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"),
+    *("/usr/local/bin", "/usr/local/lib"),
 )
 
 OWN_ETC = {
@@ -76,6 +83,7 @@ GRADING_MOUNTS = ("/logs", "/tests", "/solution")
 GRADING_MB = 16
 ETC_MB = 4
 SHM_MB = 16
+OWN_MOUNTS_MB = len(GRADING_MOUNTS) * GRADING_MB + ETC_MB + SHM_MB
 
 
 def mount_arguments(disk_mb: int, empty_fd: int, guard_proc_sys: bool) -> list[str]:
@@ -110,6 +118,33 @@ def first_files() -> list[tuple[str, str, int, bytes]]:
     entries = [(path, "d", mode, b"") for path, mode in DIRECTORIES]
     entries += [(f"/etc/{name}", "f", 0o644, text.encode()) for name, text in OWN_ETC.items()]
     return entries
+
+
+def mounted_directories() -> list[tuple[str, str, int, bytes]]:
+    """Those of the first files that no layer holds: they are on mounts of their own."""
+    return [entry for entry in first_files() if entry[0].startswith(GRADING_MOUNTS)]
+
+
+def known_directories() -> frozenset[str]:
+    """Directories that a fresh sandbox has, as far as build steps may write into them."""
+    found = {path for path, _ in DIRECTORIES} | {"/etc", *GRADING_MOUNTS}
+    return frozenset(found | {os.path.dirname(path) for path in found})
+
+
+def base_identity() -> str:
+    """A digest of what a sandbox starts from: this machine's /usr, and the first files.
+
+    /usr is told by its release and by when names in its main directories last changed,
+    which every installation and removal does.
+    """
+    digest = hashlib.sha256(repr(first_files()).encode())
+    for name in BASE_FILES:
+        path = Path(name)
+        if path.is_dir():
+            digest.update(f"{name} {path.stat().st_mtime_ns}\0".encode())
+        elif path.is_file():
+            digest.update(name.encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def _python_etc() -> list[str]:

@@ -3,41 +3,31 @@
 Invariants:
 - A loaded package is one this project can run: single-step, Linux, graded in its
   own sandbox, with every file it needs.
-- No key of task.toml is ignored: what Harbor does not know, or would drop without
-  a word, is refused with file, key and the nearest known key.
+- No key of task.toml is ignored without a word (`sandboxes.task_config`).
 - No file of a package lies outside it, and all their names are UTF-8.
 - Its limits and sizes are numbers above 0.
+- A folder is loaded whole: every package that is wrong is named, not only the first.
 """
 
 from __future__ import annotations
 
-import difflib
-import functools
-import math
 import os
-import typing
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from harbor.models.task.config import NetworkMode, TaskConfig, TaskOS, VerifierEnvironmentMode
+from harbor.models.task.config import NetworkMode, TaskConfig
 from harbor.models.task.task import strip_canary
-from harbor.publisher.packager import Packager
-from pydantic import BaseModel, ValidationError
 
-from rl.config_file import read_toml
 from rl.errors import TaskPackageError
+from sandboxes.contents import differences, read_contents, shown
+from sandboxes.task_config import read_config
 
 CONFIG_NAME = "task.toml"
 REQUIRED = (CONFIG_NAME, "instruction.md", "tests/test.sh")
+SHOWN_REFUSALS = 20
 _PACKAGE = f"a Harbor package is a folder with {', '.join(REQUIRED)}"
 _FOLDER = f"name a folder whose child folders are packages; {_PACKAGE}"
-# Older spellings that Harbor itself understands, by the path of their table.
-RENAMED = {"": {"version"}, "environment": {"memory", "storage", "allow_internet"}}
-# Old sizes that Harbor drops without a word unless they are strings such as "2G".
-SIZES = {"memory": "memory_mb", "storage": "storage_mb"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +51,21 @@ class TaskPackage:
     solution_script: Path | None
     verifier_env: dict[str, str] = field(default_factory=dict[str, str])
     config: TaskConfig = field(default_factory=TaskConfig, repr=False, compare=False)
+    files: dict[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
+    """git's mode and the sha256 of every file; see `sandboxes.contents`."""
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    """Keys of task.toml that have no effect, one line each."""
 
     @property
     def environment_dir(self) -> Path:
         """The build context."""
         return self.path / "environment"
+
+    @property
+    def tier(self) -> int | None:
+        """How hard the task is meant to be, where its metadata says so by a number."""
+        tier = self.config.metadata.get("tier")
+        return tier if isinstance(tier, int) and not isinstance(tier, bool) else None
 
 
 def load_package(path: Path, name: str | None = None) -> TaskPackage:
@@ -78,9 +78,9 @@ def load_package(path: Path, name: str | None = None) -> TaskPackage:
     root = Path(os.path.realpath(path))
     for required in REQUIRED:
         if not (root / required).is_file():
-            raise TaskPackageError(f"has no {required}", str(path), _PACKAGE)
-    _refuse_unfit_paths(root)
-    config = _load_config(root / CONFIG_NAME)
+            raise TaskPackageError(f"has no {required}", _printable(path), _PACKAGE)
+    contents = read_contents(root)
+    config, warnings = read_config(root / CONFIG_NAME)
     environment, docker = config.environment, root / "environment" / "Dockerfile"
     if not docker.is_file() and not environment.docker_image:
         raise TaskPackageError(
@@ -90,7 +90,7 @@ def load_package(path: Path, name: str | None = None) -> TaskPackage:
     asked = "network_mode" in environment.model_fields_set
     return TaskPackage(
         name=name or root.name,
-        digest=_digest(root),
+        digest=contents.digest,
         path=root,
         family=str(config.metadata.get("family", "")),
         instruction=_read_instruction(root / "instruction.md"),
@@ -106,14 +106,16 @@ def load_package(path: Path, name: str | None = None) -> TaskPackage:
         solution_script=solution if solution.is_file() else None,
         verifier_env=dict(config.verifier.env),
         config=config,
+        files=contents.files,
+        warnings=warnings,
     )
 
 
-def load_folder(path: Path) -> list[TaskPackage]:
-    """Load every package that is a child of `path`, sorted by name.
+def survey_folder(path: Path) -> tuple[list[TaskPackage], list[TaskPackageError]]:
+    """Every package that is a child of `path`, sorted by name, and why others are none.
 
     Raises:
-        TaskPackageError: one is wrong, or there is none.
+        TaskPackageError: there is no such folder, or no package in it.
     """
     if not path.is_dir():
         raise TaskPackageError("no such folder of task packages", str(path), _FOLDER)
@@ -126,144 +128,59 @@ def load_folder(path: Path) -> list[TaskPackage]:
         raise TaskPackageError(
             f"holds no task package (no child folder has a {CONFIG_NAME})", str(path), _FOLDER
         )
-    return [load_package(child) for child in children]
+    packages: list[TaskPackage] = []
+    refused: list[TaskPackageError] = []
+    for child in children:
+        try:
+            packages.append(load_package(child))
+        except TaskPackageError as error:
+            refused.append(error)
+    return packages, refused
+
+
+def load_folder(path: Path) -> list[TaskPackage]:
+    """Load every package that is a child of `path`, sorted by name.
+
+    Raises:
+        TaskPackageError: some are wrong, each named, or there is none.
+    """
+    packages, refused = survey_folder(path)
+    if refused:
+        raise together(refused, path)
+    return packages
+
+
+def together(refused: Sequence[TaskPackageError], path: Path) -> TaskPackageError:
+    """One error for the packages of the folder `path` that can't be loaded."""
+    if len(refused) == 1:
+        return refused[0]
+    lines = [f"{error.where}: {error.what}" for error in refused[:SHOWN_REFUSALS]]
+    if len(refused) > SHOWN_REFUSALS:
+        lines.append(f"and {len(refused) - SHOWN_REFUSALS} more")
+    return TaskPackageError(
+        "\n  - ".join([f"{len(refused)} task packages can't be used", *lines]),
+        str(path),
+        "correct these packages or leave them out",
+    )
 
 
 def verify_digest(package: TaskPackage, expected: str) -> None:
     """Check that the files on disk now are those that `expected` pins.
 
     Raises:
-        TaskPackageError: they are not.
+        TaskPackageError: they are not; it names those that changed since the
+            package was loaded.
     """
-    actual = _digest(package.path)
-    if actual != expected:
-        raise TaskPackageError(
-            f"content has changed: digest {actual}, expected {expected}",
-            str(package.path),
-            "restore the package, or pin and gate the new content",
-        )
-
-
-def _digest(root: Path) -> str:
-    """Harbor's content digest, which honours the package's .gitignore."""
-    try:
-        return Packager.compute_content_hash(root)[0]
-    except (OSError, ValueError, RuntimeError) as error:
-        raise TaskPackageError(
-            f"its content can't be pinned: {error}",
-            str(root),
-            "correct or remove the file that this names, or .gitignore",
-        ) from None
-
-
-def _load_config(path: Path) -> TaskConfig:
-    data = read_toml(path, TaskPackageError)
-    problems = list(_problems(data, TaskConfig, ""))
-    if problems:
-        raise TaskPackageError("\n  - ".join(problems), str(path), "correct or remove these keys")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            config = TaskConfig.model_validate(data)
-    except ValidationError as error:
-        lines = [f"'{_dotted(item['loc'])}': {item['msg']}" for item in error.errors()]
-        raise TaskPackageError("\n  - ".join(lines), str(path), "correct these values") from None
-    except ArithmeticError:  # Harbor's own arithmetic on a size such as "1e999G"
-        raise TaskPackageError(
-            "a size is beyond any number", str(path), "correct 'memory' or 'storage'"
-        ) from None
-    _refuse_unsupported(config, path)
-    _refuse_nothing_left(config, path)
-    return config
-
-
-def _refuse_unsupported(config: TaskConfig, path: Path) -> None:
-    verifier = config.verifier
-    reasons = {
-        "steps: tasks of several steps": bool(config.steps),
-        "environment.os: systems other than Linux": config.environment.os != TaskOS.LINUX,
-        "environment.gpus: GPUs": bool(config.environment.gpus),
-        "environment.tpu: TPUs": config.environment.tpu is not None,
-        "environment.mcp_servers: MCP servers": bool(config.environment.mcp_servers),
-        "verifier.environment: separate verifier environments": verifier.environment is not None
-        or verifier.environment_mode == VerifierEnvironmentMode.SEPARATE,
-    }
-    found = [reason for reason, applies in reasons.items() if applies]
-    if found:
-        raise TaskPackageError(
-            "; ".join(f"{reason} cannot be run" for reason in found),
-            str(path),
-            "leave the package out, or rewrite it without them",
-        )
-
-
-def _refuse_nothing_left(config: TaskConfig, path: Path) -> None:
-    """Refuse limits and sizes that leave nothing to run in."""
-    environment = config.environment
-    numbers = {
-        "verifier.timeout_sec": config.verifier.timeout_sec,
-        "agent.timeout_sec": config.agent.timeout_sec,
-        "environment.build_timeout_sec": environment.build_timeout_sec,
-        "environment.cpus": environment.cpus,
-        "environment.memory_mb": environment.memory_mb,
-        "environment.storage_mb": environment.storage_mb,
-    }
-    wrong = [
-        f"'{key}' = {value} is no finite number above 0"
-        for key, value in numbers.items()
-        if value is not None and not (math.isfinite(value) and value > 0)
-    ]
-    if wrong:
-        raise TaskPackageError("\n  - ".join(wrong), str(path), "correct or remove these keys")
-
-
-def _problems(data: dict[str, Any], model: type[BaseModel], table: str) -> Iterator[str]:
-    """One line for each key that Harbor would ignore."""
-    known = {*model.model_fields, *RENAMED.get(_without_index(table), ())}
-    for key, value in data.items():
-        dotted = f"{table}.{key}" if table else key
-        if key not in known:
-            near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.4)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known))}"
-            yield f"unknown key '{dotted}'; {hint}"
-        elif key in SIZES and key not in model.model_fields and not isinstance(value, str):
-            yield f"'{dotted}' = {value!r} would be dropped; did you mean '{SIZES[key]}' (MiB)?"
-        elif key in model.model_fields:
-            child = _model_in(model.model_fields[key].annotation)
-            if child is not None:
-                for inner, where in _tables(value, dotted):
-                    yield from _problems(inner, child, where)
-
-
-def _tables(value: object, where: str) -> list[tuple[dict[str, Any], str]]:
-    """The tables in a value: itself, or those of a list."""
-    if isinstance(value, dict):
-        return [(typing.cast(dict[str, Any], value), where)]
-    if isinstance(value, list):
-        items = typing.cast(list[object], value)
-        return [
-            (typing.cast(dict[str, Any], item), f"{where}[{at}]")
-            for at, item in enumerate(items)
-            if isinstance(item, dict)
-        ]
-    return []
-
-
-@functools.cache
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model inside an annotation such as `X`, `X | None` or `list[str | X]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_in(argument) for argument in typing.get_args(annotation))
-    return next((model for model in found if model is not None), None)
-
-
-def _without_index(table: str) -> str:
-    return table.removeprefix("verifier.")
-
-
-def _dotted(loc: Sequence[int | str]) -> str:
-    return ".".join(str(part) for part in loc)
+    contents = read_contents(package.path)
+    if contents.digest == expected:
+        return
+    changes = shown(differences(package.files, contents.files)) if package.files else ""
+    since = f"; since it was loaded, {changes}" if changes else ""
+    raise TaskPackageError(
+        f"content has changed: digest {contents.digest}, expected {expected}{since}",
+        str(package.path),
+        "restore the package, or pin and gate the new content",
+    )
 
 
 def _read_instruction(path: Path) -> str:
@@ -277,19 +194,5 @@ def _read_instruction(path: Path) -> str:
     return text
 
 
-def _refuse_unfit_paths(root: Path) -> None:
-    """Refuse what can't be pinned: names that are no text, links that lead nowhere inside."""
-    for path in (root, *root.rglob("*")):
-        shown = os.fsencode(path).decode(errors="backslashreplace")
-        if shown != str(path):
-            raise TaskPackageError("its name is not UTF-8", shown, "rename it")
-        if not path.is_symlink():
-            continue
-        try:
-            target = path.resolve()
-        except (RuntimeError, OSError):  # Python 3.12 has the first for a loop, 3.13 the second
-            raise TaskPackageError("a symlink loop", shown, "remove the link") from None
-        if not target.is_relative_to(root):
-            raise TaskPackageError(
-                "a symlink leaves the package", shown, "replace it by a copy of what it names"
-            )
+def _printable(path: Path) -> str:
+    return os.fsencode(path).decode(errors="backslashreplace")

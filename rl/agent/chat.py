@@ -1,31 +1,41 @@
 """Conversations as tokens: one façade over the `renderers` package.
 
 Invariants:
-- `extend` returns its `tokens` unchanged as a prefix; a renderer that can't do
-  so is refused when it is chosen, not in the middle of an episode.
-- `commands` never raises on what a model wrote: a call that can't be used is a
-  `Malformed` with a note that tells the model why.
+- `extend` returns its tokens unchanged as a prefix; a renderer that can't do so is
+  refused when it is chosen, not in the middle of an episode.
+- What a model wrote never raises here, whatever its tokens.
+- Text from outside (instructions, outputs, summaries) can't contain control tokens.
+- A turn in which a call was left open reads as a whole one to the model: behind it
+  stand the tokens that close the call, then those that end the turn.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from rl.agent.calls import (
+    FENCE_STOP,
+    TOOL_NAME,
+    UNREADABLE,
+    Call,
+    fence_is_open,
+    fenced_call,
+    tool_call,
+)
 from rl.agent.tokenizer import FastTokenizer
 from rl.config import AgentConfig, ModelConfig
 from rl.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from renderers.base import Message, Renderer, ToolSpec
+    from renderers.base import Message, ParsedResponse, Renderer, ToolSpec
 
 BASH_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
-        "name": "bash",
+        "name": TOOL_NAME,
         "description": "Run a bash command in the task's working directory.",
         "parameters": {
             "type": "object",
@@ -34,30 +44,25 @@ BASH_TOOL: dict[str, Any] = {
         },
     },
 }
-FENCE_STOP = "\n```"
-_FENCED = re.compile(r"```(?:bash|sh|shell)?[ \t]*\n(.*?)\n?```", re.DOTALL)
+# What parsers of other people's make of odd input, such as brackets nested a thousand deep.
+_PARSER_FAILURES = (
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+# Replies that a renderer may take for whole: some open the reasoning in the prompt.
+_WHOLE_REPLIES = ("ok", "</think>\n\nok")
+_PROBE = "PROBE"
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """A command to run."""
+class Told:
+    """One message to the model; `tool` answers a call."""
 
+    role: Literal["tool", "user"]
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """The model tried to call and failed; `note` is what it is told."""
-
-    note: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoCall:
-    """The model wrote no call at all."""
-
-
-Call = Command | Malformed | NoCall
 
 
 class Chat:
@@ -76,13 +81,11 @@ class Chat:
         self._agent = agent
         self._tokenizer = FastTokenizer(model_dir, model.name)
         self._renderer = _renderer(self._tokenizer, model)
+        self._takes_plain_text = model.renderer == "chatml"
         self._tools = [cast("ToolSpec", BASH_TOOL)] if agent.call_format == "tool" else None
-        if not self._can_extend():
-            raise ConfigurationError(
-                f"renderer '{model.renderer}' can't extend a conversation token by token",
-                "model.renderer",
-                "choose a renderer with a bridge, such as 'chatml'",
-            )
+        self._end = self._renderer.get_stop_token_ids()[0]
+        self._whole_reply = self._find_whole_reply(model.renderer)
+        self._closer = FENCE_STOP if self._tools is None else self._call_closer()
 
     @property
     def stop_token_ids(self) -> list[int]:
@@ -94,36 +97,49 @@ class Chat:
         """Strings that end a turn; they are part of what was sampled."""
         return [FENCE_STOP] if self._agent.call_format == "fenced" else []
 
-    def opening(self, instruction: str) -> list[int]:
-        """The first prompt: system, examples, instruction, assistant header."""
+    def opening(self, instruction: str, handover: str = "") -> list[int]:
+        """A prompt's tokens: system, examples, instruction, handover, assistant header.
+
+        Args:
+            instruction: the task's text.
+            handover: a second message of the user's, if not empty.
+        """
         messages: list[Message] = [{"role": "system", "content": self._agent.system_prompt}]
         for example in self._agent.examples:
             messages.append({"role": "user", "content": example.user})
             messages.append({"role": "assistant", "content": example.assistant})
-        messages.append({"role": "user", "content": instruction.strip()})
+        messages.append({"role": "user", "content": self._plain(instruction.strip())})
+        if handover:
+            messages.append({"role": "user", "content": self._plain(handover)})
         return self._renderer.render_ids(messages, tools=self._tools, add_generation_prompt=True)
 
     def extend(
-        self, prompt: list[int], completion: list[int], text: str, role: Literal["tool", "user"]
+        self, prompt: list[int], completion: list[int], told: Sequence[Told]
     ) -> list[int] | None:
-        """`prompt + completion` continued by one message and an assistant header.
+        """`prompt + completion`, closed, continued by messages and an assistant header.
 
-        Returns None when this completion can't be continued (it holds control
-        tokens out of place).
+        Returns None when this completion can't be continued.
         """
+        messages = [self._message(one) for one in told]
+        closer = self._tokenizer.encode(self.closer(prompt, completion))
+        closed = [*completion, *closer]
+        return self._bridge(prompt, closed, messages) or self._graft(prompt, closed, messages)
+
+    def closer(self, prompt: list[int], completion: list[int]) -> str:
+        """What is missing of a call that `completion` leaves open; empty if none is.
+
+        A turn that the model has ended stays as it is.
+        """
+        if completion and completion[-1] in self.stop_token_ids:
+            return ""
+        text = self._tokenizer.decode(completion)
         if self._tools is None:
-            role = "user"
-        message: Message = {"role": role, "content": text}
-        if role == "tool":
-            message["name"] = "bash"
-        bridged = self._renderer.bridge_to_next_turn(
-            prompt, completion, [message], tools=self._tools
-        )
-        if bridged is None:
-            return None
-        ids = bridged.token_ids
-        head = [*prompt, *completion]
-        return ids if ids[: len(head)] == head else None
+            is_open = fence_is_open(self.decode(completion))
+        else:
+            parsed = self._parse(prompt, completion)
+            calls = parsed.tool_calls if parsed else []
+            is_open = bool(calls) and calls[-1].status == "unclosed_block"
+        return _missing(text, self._closer) if is_open else ""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of sampled tokens, without control tokens."""
@@ -132,52 +148,122 @@ class Chat:
     def call(self, prompt: list[int], completion: list[int], cut: bool) -> Call:
         """The call in one completion; `cut` says that the length limit ended it."""
         if self._tools is None:
-            return self._fenced_call(self.decode(completion), cut)
-        parsed = self._renderer.parse_response(completion, tools=self._tools, prompt_ids=prompt)
-        if not parsed.tool_calls:
-            return Malformed("Your reply was cut off at the length limit.") if cut else NoCall()
-        first = parsed.tool_calls[0]
-        if first.status != "ok":
-            why = "was cut off at the length limit" if cut else f"is malformed ({first.status})"
-            return Malformed(f"Your tool call {why}; it was not run. Write it again, shorter.")
-        arguments = first.arguments
-        command = arguments.get("command") if isinstance(arguments, dict) else None
-        if not isinstance(command, str) or not command.strip():
-            return Malformed("The bash tool needs a non-empty string argument 'command'.")
-        return Command(command)
+            return fenced_call(self.decode(completion), cut)
+        parsed = self._parse(prompt, completion)
+        return UNREADABLE if parsed is None else tool_call(parsed.tool_calls, cut)
 
-    def _fenced_call(self, text: str, cut: bool) -> Call:
-        match = _FENCED.search(text)
-        if match is None:
-            if "```" in text:
-                return Malformed("Your code block was not closed; it was not run.")
-            return Malformed("Your reply was cut off at the length limit.") if cut else NoCall()
-        command = match.group(1).strip("\n")
-        return Command(command) if command.strip() else Malformed("Your code block is empty.")
+    def content(self, prompt: list[int], completion: list[int]) -> str:
+        """What one completion says, without reasoning, calls and control tokens."""
+        parsed = self._parse(prompt, completion)
+        return parsed.content.strip() if parsed else ""
 
-    def _can_extend(self) -> bool:
+    def _parse(self, prompt: list[int], completion: list[int]) -> ParsedResponse | None:
+        try:
+            return self._renderer.parse_response(completion, tools=self._tools, prompt_ids=prompt)
+        except _PARSER_FAILURES:
+            return None
+
+    def _message(self, told: Told) -> Message:
+        text = self._plain(told.text)
+        if self._tools is not None and told.role == "tool":
+            return {"role": "tool", "name": TOOL_NAME, "content": text}
+        return {"role": "user", "content": text}
+
+    def _plain(self, text: str) -> str:
+        return text if self._takes_plain_text else self._tokenizer.defused(text)
+
+    def _bridge(
+        self, prompt: list[int], completion: list[int], messages: list[Message]
+    ) -> list[int] | None:
+        bridged = self._renderer.bridge_to_next_turn(
+            prompt, completion, messages, tools=self._tools
+        )
+        head = [*prompt, *completion]
+        if bridged is None or bridged.token_ids[: len(head)] != head:
+            return None
+        return bridged.token_ids
+
+    def _graft(
+        self, prompt: list[int], completion: list[int], messages: list[Message]
+    ) -> list[int] | None:
+        """Continue a completion with control tokens out of place as one without would be."""
+        extended = self._bridge(prompt, self._whole_reply, messages)
+        if extended is None:
+            return None
+        ended = bool(completion) and completion[-1] in self.stop_token_ids
+        end = [] if ended else [self._end]
+        return [*prompt, *completion, *end, *extended[len(prompt) + len(self._whole_reply) :]]
+
+    def _find_whole_reply(self, renderer: str) -> list[int]:
+        """A reply that the renderer can continue in every way the harness does."""
         prompt = self.opening("x")
-        end = self._renderer.get_stop_token_ids()[0]
-        return self.extend(prompt, [*self._tokenizer.encode("ok"), end], "y", "tool") is not None
+        continuations: list[list[Told]] = [[Told("user", "y")]]
+        if self._tools is not None:
+            continuations.append([Told("tool", "y")])
+            if self._agent.compaction is not None:
+                continuations.append([Told("tool", "y"), Told("user", "z")])
+        for text in _WHOLE_REPLIES:
+            reply = [*self._tokenizer.encode(text), self._end]
+            if all(
+                self._bridge(prompt, reply, [self._message(one) for one in told])
+                for told in continuations
+            ):
+                return reply
+        raise ConfigurationError(
+            f"renderer '{renderer}' can't extend a conversation token by token",
+            "model.renderer",
+            "choose a renderer with a bridge, such as 'chatml'",
+        )
+
+    def _call_closer(self) -> str:
+        """What the renderer writes behind a call's last argument, up to the turn's end."""
+        function = {"name": TOOL_NAME, "arguments": {"command": _PROBE}}
+        messages: list[Any] = [
+            {"role": "user", "content": "x"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {"id": "functions.bash:0", "type": "function", "function": function}
+                ],
+            },
+        ]
+        ids = self._renderer.render_ids(messages, tools=self._tools)
+        _, _, rest = self._tokenizer.decode(ids).rpartition(_PROBE)
+        for stop in self.stop_token_ids:
+            rest = rest.partition(self._tokenizer.decode(stop))[0]
+        return rest
+
+
+def _missing(text: str, closer: str) -> str:
+    """The part of `closer` that `text` doesn't already end with."""
+    for written in range(len(closer) - 1, 0, -1):
+        if text.endswith(closer[:written]):
+            return closer[written:]
+    return closer
 
 
 def _renderer(tokenizer: FastTokenizer, model: ModelConfig) -> Renderer:
     """The renderer that `model.renderer` names."""
-    from renderers.base import create_renderer
+    from renderers.base import MODEL_RENDERER_MAP, create_renderer
     from renderers.configs import config_from_name
 
     if model.renderer == "chatml":
         from rl.agent.chatml import ChatMLRenderer
 
         return ChatMLRenderer(tokenizer)
-    config = None if model.renderer == "auto" else config_from_name(model.renderer)
-    if model.renderer != "auto" and config is None:
-        raise ConfigurationError(f"unknown renderer '{model.renderer}'", "model.renderer")
-    try:
-        return create_renderer(tokenizer, cast(Any, config))
-    except (AssertionError, ImportError, OSError, TypeError, ValueError) as error:
+    # Looked up here: what the package does for a model that it doesn't know takes a network.
+    name = MODEL_RENDERER_MAP.get(model.name) if model.renderer == "auto" else model.renderer
+    remedy = "name one explicitly, such as 'chatml' or 'qwen3'"
+    if name is None:
         raise ConfigurationError(
-            f"no renderer for model '{model.name}': {error}",
-            "model.renderer",
-            "name one explicitly, such as 'chatml' or 'qwen3'",
+            f"the renderers package has none for model '{model.name}'", "model.renderer", remedy
+        )
+    try:
+        config = cast(Any, config_from_name(name))
+        # Reasoning once sampled stays: a conversation is extended, never rendered again.
+        return create_renderer(tokenizer, type(config)(thinking_retention="all"))
+    except (AssertionError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"no renderer '{name}' for model '{model.name}': {error}", "model.renderer", remedy
         ) from error

@@ -160,7 +160,7 @@ class ChatMLRenderer:
     def _with_tools(
         self, messages: list[Message], tools: list[ToolSpec] | None
     ) -> list[tuple[str, str]]:
-        pairs = [(message["role"], _text(message)) for message in messages]
+        pairs = [(message["role"], _with_calls(message)) for message in messages]
         if not tools:
             return pairs
         listing = _TOOLS_HEADER + "\n".join(json.dumps(tool) for tool in tools) + _TOOLS_FOOTER
@@ -195,6 +195,16 @@ def _function(tool: ToolSpec) -> dict[str, Any]:
     """The function inside OpenAI's envelope, or the bare specification."""
     spec: dict[str, Any] = dict(tool)
     return spec.get("function", spec)
+
+
+def _with_calls(message: Message) -> str:
+    """A message's text, with the calls of an assistant's as it writes them."""
+    parts = [_text(message)]
+    for call in message.get("tool_calls") or []:
+        function: Any = call.get("function")
+        body = json.dumps({"name": function["name"], "arguments": function["arguments"]})
+        parts.append(f"{_CALL_OPEN}\n{body}\n{_CALL_CLOSE}")
+    return "\n".join(part for part in parts if part)
 
 
 def _text(message: Message) -> str:

@@ -1,11 +1,12 @@
 """The bash-tool harness: turns of one episode, token in and token out.
 
 Invariants:
-- The conversation is only extended.  Of the final token sequence, exactly the
-  tokens that the model sampled are marked as such, with the sampler's logprobs;
-  everything the harness or the renderer added is masked.
+- The context is only extended, or begun anew with a summary (`rl.agent.compaction`).
+  Of its tokens, exactly those that the model sampled are marked as such, with the
+  sampler's logprobs; everything the harness or the renderer added is masked.
 - A command is run only if the model finished writing it: a call that was cut
   by the length limit, or is malformed, is never executed.
+- The task's instruction stands in every prompt.
 - `run` returns before its deadline whatever the model does; running out of
   time, turns or context is the model's doing and still gets graded.
 - Failures of engine and sandbox are not caught here: they mask the attempt.
@@ -17,13 +18,24 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from rl.agent.chat import Chat, Command, Malformed, NoCall
+from rl.agent.calls import CUT_IN_CALL, Call, Command, Malformed, NoCall
+from rl.agent.chat import Chat, Told
+from rl.agent.compaction import (
+    SUMMARY_NOTES,
+    Branch,
+    handover,
+    next_branch,
+    rejection,
+    samples,
+)
 from rl.agent.shell import Shell
-from rl.config import AgentConfig
+from rl.agent_config import AgentConfig, CompactionConfig
 from rl.records import Sample, StopReason, TurnRecord
 
 # Below this many seconds a generation or a command is not worth starting.
 MIN_USEFUL_S = 0.5
+NO_CALL_NOTE = "Your reply held no command. Call the bash tool, or finish the task."
+LEFT_OUT_OUTPUT = "[the output is left out: there was no room for it]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +46,23 @@ class Generated:
     logprobs: list[float]
     finish_reason: str
 
+    @property
+    def cut(self) -> bool:
+        """Whether the length limit ended it."""
+        return self.finish_reason == "length"
 
-# (prompt ids, turn index, time limit in s) -> completion
+
+# (prompt ids, how many completions came before, time limit in s) -> completion
 Generate = Callable[[list[int], int, float], Awaitable[Generated]]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """What one agent run leaves behind."""
+    """What one agent run leaves behind: a sample for each branch of its context."""
 
     stop_reason: StopReason
     samples: list[Sample]
     turns: list[TurnRecord]
-
-
-@dataclass(slots=True)
-class _Tokens:
-    """The growing sequence, with what was sampled."""
-
-    ids: list[int]
-    sampled: list[bool] = field(default_factory=list[bool])
-    logprobs: list[float] = field(default_factory=list[float])
-
-    def add_given(self, ids: list[int]) -> None:
-        """Adopt `ids`, which extend the sequence by tokens nobody sampled."""
-        new = len(ids) - len(self.sampled)
-        self.ids = ids
-        self.sampled.extend([False] * new)
-        self.logprobs.extend([0.0] * new)
-
-    def add_sampled(self, generated: Generated) -> None:
-        """Append a completion."""
-        self.ids = [*self.ids, *generated.token_ids]
-        self.sampled.extend([True] * len(generated.token_ids))
-        self.logprobs.extend(generated.logprobs)
 
 
 class BashAgent:
@@ -75,7 +70,7 @@ class BashAgent:
 
     Args:
         chat: renders and parses the model's conversations.
-        config: turns, limits and recovery.
+        config: turns, limits, recovery and compaction.
         generate: asks the engine for one completion.
         max_model_len: longest sequence the engine takes, tokens.
     """
@@ -99,99 +94,197 @@ class BashAgent:
         Raises:
             InfrastructureError: engine or sandbox failed.
         """
-        prompt = self._chat.opening(instruction)
-        tokens = _Tokens([])
-        tokens.add_given(prompt)
-        turns: list[TurnRecord] = []
-        stop = await self._turns(tokens, turns, shell, deadline)
-        sample = Sample(token_ids=tokens.ids, sampled=tokens.sampled, logprobs=tokens.logprobs)
-        samples = [sample] if sample.sampled_tokens else []
-        return AgentResult(stop, samples, turns)
+        opening = self._chat.opening(instruction)
+        episode = _Episode(
+            chat=self._chat,
+            config=self._config,
+            generate=self._generate,
+            max_model_len=self._max_model_len,
+            threshold=self._threshold(opening),
+            instruction=instruction,
+            shell=shell,
+            deadline=deadline,
+            branches=[Branch.opened(opening)],
+        )
+        stop = await episode.play()
+        return AgentResult(stop, samples(episode.branches), episode.turns)
 
-    async def _turns(
-        self, tokens: _Tokens, turns: list[TurnRecord], shell: Shell, deadline: float
-    ) -> StopReason:
+    def _threshold(self, opening: list[int]) -> int | None:
+        """The length from which on a context is rebuilt, tokens; None: it never is.
+
+        Below it there is room for a turn of full length, what it is answered without an
+        output, the request, and a summary of full length.
+        """
+        compaction = self._config.compaction
+        if compaction is None:
+            return None
+        told = (LEFT_OUT_OUTPUT, CUT_IN_CALL.note, compaction.request)
+        asked = self._chat.extend(opening, [], [Told("user", text) for text in told]) or opening
+        reserved = len(asked) - len(opening) + 2 * self._config.max_new_tokens
+        return min(compaction.threshold(self._max_model_len), self._max_model_len - reserved)
+
+
+@dataclass(slots=True)
+class _Episode:
+    """One run and where it stands."""
+
+    chat: Chat
+    config: AgentConfig
+    generate: Generate
+    max_model_len: int
+    threshold: int | None
+    instruction: str
+    shell: Shell
+    deadline: float
+    branches: list[Branch]
+    turns: list[TurnRecord] = field(default_factory=list[TurnRecord])
+
+    async def play(self) -> StopReason:
         """Turn after turn until something ends the episode; says what did."""
-        config = self._config
         failures = 0
-        for turn in range(config.max_turns):
-            if len(tokens.ids) + config.max_new_tokens > self._max_model_len:
+        for turn in range(self.config.max_turns):
+            if not self._fits(self._branch.ids):
                 return "context_limit"
-            prompt = tokens.ids
-            generated, generate_s = await self._sample(prompt, turn, deadline)
-            if generated is None:
+            sampled = await self._sample()
+            if sampled is None:
                 return "time_limit"
-            tokens.add_sampled(generated)
-            completion = generated.token_ids
-            call = self._chat.call(prompt, completion, cut=generated.finish_reason == "length")
-            record = TurnRecord(
-                prompt_tokens=len(prompt),
-                completion_tokens=len(completion),
-                text=self._chat.decode(completion),
-                finish_reason=generated.finish_reason,
-                generate_s=generate_s,
-            )
-            ran = any(earlier.command is not None for earlier in turns)
-            if isinstance(call, NoCall) and ran:
-                turns.append(record)
+            generated, record = sampled
+            self._branch.add_turn(generated.token_ids, generated.logprobs)
+            call = self.chat.call(self._branch.prompt, self._branch.reply, generated.cut)
+            if isinstance(call, NoCall) and self._has_acted:
+                self.turns.append(record)
                 return "completed"
-            record, answer, out_of_time = await self._answer(call, record, shell, deadline)
-            turns.append(record)
-            if out_of_time:
+            record = await self._act(call, record)
+            self.turns.append(record)
+            was_late = isinstance(call, Command) and record.command is None
+            if was_late or self._left_s() <= 0:
                 return "time_limit"
             failures = 0 if isinstance(call, Command) else failures + 1
-            if failures > config.max_recoveries:
+            if failures > self.config.max_recoveries:
                 return "no_command"
-            if turn + 1 < config.max_turns:
-                role = "tool" if isinstance(call, Command) else "user"
-                extended = self._chat.extend(prompt, completion, answer, role)
-                if extended is None:
-                    return "no_command"
-                tokens.add_given(extended)
-        if all(turn.command is None for turn in turns):
+            if turn + 1 < self.config.max_turns:
+                stop = await self._go_on()
+                if stop is not None:
+                    return stop
+        if not self._has_acted:
             return "no_command"
-        return "completed" if config.max_turns == 1 else "turn_limit"
+        return "completed" if self.config.max_turns == 1 else "turn_limit"
 
-    async def _sample(
-        self, prompt: list[int], turn: int, deadline: float
-    ) -> tuple[Generated | None, float]:
-        """One completion and its seconds, or None when the time ran out first."""
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        left = deadline - start
+    async def _sample(self) -> tuple[Generated, TurnRecord] | None:
+        """The current branch's next completion, or None when the time ran out first."""
+        start = asyncio.get_running_loop().time()
+        left = self._left_s()
         if left < MIN_USEFUL_S:
-            return None, 0.0
+            return None
+        prompt = self._branch.ids
         try:
-            async with asyncio.timeout_at(deadline):
-                generated = await self._generate(prompt, turn, left)
+            async with asyncio.timeout_at(self.deadline):
+                generated = await self.generate(prompt, len(self.turns), left)
         except TimeoutError:
-            return None, loop.time() - start
-        return generated, loop.time() - start
+            return None
+        return generated, TurnRecord(
+            branch=len(self.branches) - 1,
+            prompt_tokens=len(prompt),
+            completion_tokens=len(generated.token_ids),
+            text=self.chat.decode(generated.token_ids),
+            finish_reason=generated.finish_reason,
+            closer=self.chat.closer(prompt, generated.token_ids),
+            generate_s=asyncio.get_running_loop().time() - start,
+        )
 
-    async def _answer(
-        self, call: Command | Malformed | NoCall, record: TurnRecord, shell: Shell, deadline: float
-    ) -> tuple[TurnRecord, str, bool]:
-        """Run the command, or make the note: (record, text for the model, out of time)."""
-        if not isinstance(call, Command):
-            note = call.note if isinstance(call, Malformed) else _NO_CALL_NOTE
-            return record.model_copy(update={"note": note}), note, False
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        left = deadline - start
+    async def _act(self, call: Call, record: TurnRecord) -> TurnRecord:
+        """Run the command, if there is time, or note why there is none."""
+        if isinstance(call, Malformed):
+            return record.model_copy(update={"problem": call.problem, "note": call.note})
+        if isinstance(call, NoCall):
+            return record.model_copy(update={"problem": "no_call", "note": NO_CALL_NOTE})
+        left = self._left_s()
         if left < MIN_USEFUL_S:
-            return record, "", True
-        limit = min(self._config.command_timeout_s, left)
-        result = await shell.run(call.text, limit, self._config.output_limit_bytes)
-        record = record.model_copy(
+            return record
+        start = asyncio.get_running_loop().time()
+        limit = min(self.config.command_timeout_s, left)
+        result = await self.shell.run(call.text, limit, self.config.output_limit_bytes)
+        return record.model_copy(
             update={
                 "command": call.text,
+                "left_out": call.left_out,
                 "exit_code": result.exit_code,
                 "output": result.output,
-                "execute_s": loop.time() - start,
+                "execute_s": asyncio.get_running_loop().time() - start,
             }
         )
-        answer = f"{result.output}\n[exit status {result.exit_code}]"
-        return record, answer, loop.time() >= deadline
+
+    async def _go_on(self) -> StopReason | None:
+        """Tell the model what its turn led to, in this branch or in the next one."""
+        continued = self._extended(_answer(self.turns[-1]))
+        if continued is None:
+            return "no_command"
+        compaction = self.config.compaction
+        if compaction and self.threshold is not None and len(continued) >= self.threshold:
+            return await self._compact(compaction, self.threshold)
+        self._branch.extend(continued)
+        return None
+
+    async def _compact(self, compaction: CompactionConfig, threshold: int) -> StopReason | None:
+        """Begin a branch with a summary of this one; says what prevented it."""
+        asked = compaction.request
+        told = [self._shortened_answer(asked)]
+        continued = self._extended(*told)
+        for _ in range(1 + compaction.max_retries):
+            prompt = self._extended(*told, Told("user", asked))
+            if continued is None or prompt is None or not self._fits(prompt):
+                return "context_limit"
+            self._branch.extend(prompt)
+            sampled = await self._sample()
+            if sampled is None:
+                return "time_limit"
+            generated, record = sampled
+            summary = self.chat.content(prompt, generated.token_ids)
+            call = self.chat.call(prompt, generated.token_ids, generated.cut)
+            problem = rejection(
+                call, summary, len(generated.token_ids), generated.cut, compaction.summary_tokens
+            )
+            self._branch.add_summary(generated.token_ids, generated.logprobs, problem is None)
+            record = record.model_copy(update={"purpose": "summary", "asked": asked})
+            if problem is None:
+                opening = self.chat.opening(self.instruction, handover(summary))
+                keep = compaction.keep_turns
+                branch = next_branch(opening, self._branch, continued, keep, threshold)
+                changes = {"handover": handover(summary), "kept_turns": branch.repeated}
+                self.turns.append(record.model_copy(update=changes))
+                self.branches.append(branch)
+                return None
+            self.turns.append(record.model_copy(update={"problem": problem}))
+            told, asked = [], SUMMARY_NOTES[problem]
+        return "context_limit"
+
+    def _shortened_answer(self, asked: str) -> Told:
+        """The last turn's answer, without the output if that leaves no room for a summary."""
+        record = self.turns[-1]
+        prompt = self._extended(_answer(record), Told("user", asked))
+        if record.command is not None and (prompt is None or not self._fits(prompt)):
+            self.turns[-1] = record.model_copy(update={"output": LEFT_OUT_OUTPUT})
+        return _answer(self.turns[-1])
+
+    @property
+    def _branch(self) -> Branch:
+        return self.branches[-1]
+
+    @property
+    def _has_acted(self) -> bool:
+        return any(turn.command is not None for turn in self.turns)
+
+    def _extended(self, *told: Told) -> list[int] | None:
+        """The current branch, whose last tokens are a reply, continued by messages."""
+        return self.chat.extend(self._branch.prompt, self._branch.reply, told)
+
+    def _fits(self, prompt: list[int]) -> bool:
+        return len(prompt) + self.config.max_new_tokens <= self.max_model_len
+
+    def _left_s(self) -> float:
+        return self.deadline - asyncio.get_running_loop().time()
 
 
-_NO_CALL_NOTE = "Your reply held no command. Call the bash tool, or finish the task."
+def _answer(record: TurnRecord) -> Told:
+    """What the model is told after a turn."""
+    return Told("user" if record.command is None else "tool", record.answer)

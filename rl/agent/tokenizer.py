@@ -13,6 +13,8 @@ from typing import Any
 
 from rl.errors import ConfigurationError
 
+WORD_JOINER = "\u2060"  # has no width and no meaning
+
 
 class FastTokenizer:
     """A Hugging Face `tokenizer.json`, as a `renderers` tokenizer.
@@ -37,6 +39,9 @@ class FastTokenizer:
         self.name_or_path = name
         self.unk_token_id: int | None = None
         self.eos_token_id = self._eos(model_dir)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        # One character can't be cut, and runs of spaces control nothing.
+        self._controls = [t.content for t in added if len(t.content.strip()) > 1]
 
     def _eos(self, model_dir: Path) -> int | None:
         config = model_dir / "tokenizer_config.json"
@@ -61,6 +66,14 @@ class FastTokenizer:
         for piece in self._split_specials(text):
             ids.extend(self._tokenizer.encode(piece, add_special_tokens=False).ids)
         return ids
+
+    def defused(self, text: str) -> str:
+        """Untrusted `text` that `encode` finds no special token in.
+
+        An invisible character is put into their spelling; other text stays as it is.
+        For renderers, which can't be told to use `encode_plain`.
+        """
+        return WORD_JOINER.join(self._split_specials(text))
 
     def decode(self, token_ids: Sequence[int] | int, *_: Any, **options: Any) -> str:
         """Text of the ids; special tokens are kept unless told otherwise."""
@@ -88,10 +101,10 @@ class FastTokenizer:
     def _split_specials(self, text: str) -> list[str]:
         """Cut `text` inside every special token's spelling, so that none matches."""
         cuts = [0]
-        for entry in self._tokenizer.get_added_tokens_decoder().values():
-            start = text.find(entry.content)
-            while start != -1 and entry.content:
+        for control in self._controls:
+            start = text.find(control)
+            while start != -1:
                 cuts.append(start + 1)
-                start = text.find(entry.content, start + 1)
+                start = text.find(control, start + 1)
         cuts = sorted(set(cuts))
         return [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]

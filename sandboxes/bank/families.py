@@ -1,184 +1,140 @@
-"""The families of tasks: for each, what one task says, holds, solves and checks.
+"""Every family of the bank, and its tasks as packages in memory.
 
 Invariants:
-- A task is a pure function of its random generator, and uses only its integer
-  draws, so it is the same on every machine and version of Python.
-- A check reads the outcome, never the method, and fails if a bystander changed.
+- A package is a pure function of family, seed and index: the same bytes, and so the
+  same content digest, on every machine, version of Python and hash seed.
+- A family has one tier: 1, one command; 2, pipelines and edits; 3, several steps.
 """
 
 from __future__ import annotations
 
-import random
+import hashlib
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from sandboxes.bank.words import FILES, FOLDERS, SCRIPT_SUFFIXES, TEXT_SUFFIXES, THINGS
+from rl.errors import ConfigurationError
+from sandboxes.bank import (
+    archives,
+    databases,
+    history,
+    lines,
+    logs,
+    one_command,
+    processes,
+    repairs,
+    tables,
+    text_encodings,
+    trees,
+)
+from sandboxes.bank.draw import Draw
+from sandboxes.bank.task import Builder, Files, task_files
+
+MAX_REDRAWS = 1000  # for a task that differs from all before it; beyond it the words are used up
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """One task before it is written: all names are relative to the working directory.
+class BankPackage:
+    """One package, not yet written.
 
     Attributes:
-        label: words for the package's name.
+        name: of its folder.
+        family: what kind of task it is.
+        tier: 1 to 3.
+        digest: Harbor's content digest.
         instruction: what the agent is told.
-        files: set-up files and their content; bystanders among them.
-        folders: set-up folders.
-        solution: shell commands that solve it.
-        checks: shell conditions that all hold when it is solved.
-        touched: set-up files that the task itself changes; the others must not change.
-        extra_entries: how many entries more the working directory holds when solved.
+        files: content and mode by path.
     """
 
-    label: str
+    name: str
+    family: str
+    tier: int
+    digest: str
     instruction: str
-    files: dict[str, str]
-    folders: tuple[str, ...]
-    solution: str
-    checks: tuple[str, ...]
-    touched: tuple[str, ...]
-    extra_entries: int
+    files: Files = field(repr=False)
 
 
-type Builder = Callable[["Draw"], Draft]
+type _Make = Callable[[Draw], tuple[str, str, Files]]
+"""Label, instruction and files of one task."""
 
 
-class Draw:
-    """Draws without repeats from the word lists."""
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A kind of task."""
 
-    def __init__(self, seed: str) -> None:
-        self._random = random.Random(seed)
-        self._used: set[str] = set()
-
-    def pick(self, words: tuple[str, ...]) -> str:
-        """One word that this task has not used."""
-        while True:
-            word = words[self._random.randrange(len(words))]
-            if word not in self._used:
-                self._used.add(word)
-                return word
-
-    def file(self, suffixes: tuple[str, ...] = TEXT_SUFFIXES) -> str:
-        """A file name."""
-        return f"{self.pick(FILES)}.{suffixes[self._random.randrange(len(suffixes))]}"
-
-    def content(self) -> str:
-        """A file's text: a few words."""
-        words = [THINGS[self._random.randrange(len(THINGS))] for _ in range(3)]
-        return " ".join(words) + "\n"
-
-    def bystanders(self) -> dict[str, str]:
-        """One or two files that the task does not speak of."""
-        return {self.file(): self.content() for _ in range(1 + self._random.randrange(2))}
+    name: str
+    tier: int
+    make: _Make
 
 
-def _mkdir(draw: Draw) -> Draft:
-    name = draw.pick(THINGS)
-    return Draft(
-        label=name,
-        instruction=f"Create a directory named {name}.",
-        files=draw.bystanders(),
-        folders=(),
-        solution=f"mkdir {name}",
-        checks=(f"[ -d {name} ]", f"[ ! -L {name} ]"),
-        touched=(),
-        extra_entries=1,
-    )
+def _one_command(name: str) -> Family:
+    def make(draw: Draw) -> tuple[str, str, Files]:
+        draft = one_command.BUILDERS[name](draw)
+        return draft.label, draft.instruction, one_command.draft_files(name, draft)
+
+    return Family(name, 1, make)
 
 
-def _touch(draw: Draw) -> Draft:
-    name = draw.file()
-    return Draft(
-        label=name,
-        instruction=f"Create an empty file named {name}.",
-        files=draw.bystanders(),
-        folders=(),
-        solution=f"touch {name}",
-        checks=(f"[ -f {name} ]", f"[ ! -L {name} ]", f"[ ! -s {name} ]"),
-        touched=(),
-        extra_entries=1,
-    )
+def _family(name: str, tier: int, build: Builder) -> Family:
+    def make(draw: Draw) -> tuple[str, str, Files]:
+        task = build(draw)
+        return task.label, task.instruction, task_files(name, tier, task)
+
+    return Family(name, tier, make)
 
 
-def _rm(draw: Draw) -> Draft:
-    name = draw.file()
-    return Draft(
-        label=name,
-        instruction=f"Delete the file {name}.",
-        files={name: draw.content(), **draw.bystanders()},
-        folders=(),
-        solution=f"rm {name}",
-        checks=(f"[ ! -e {name} ]", f"[ ! -L {name} ]"),
-        touched=(name,),
-        extra_entries=-1,
-    )
-
-
-def _mv(draw: Draw) -> Draft:
-    old, new = draw.file(), draw.file()
-    content = draw.content()
-    return Draft(
-        label=f"{old} {new}",
-        instruction=f"Rename the file {old} to {new}.",
-        files={old: content, **draw.bystanders()},
-        folders=(),
-        solution=f"mv {old} {new}",
-        checks=(f"[ ! -e {old} ]", *_holds(new, content)),
-        touched=(old,),
-        extra_entries=0,
-    )
-
-
-def _chmod(draw: Draw) -> Draft:
-    name = draw.file(SCRIPT_SUFFIXES)
-    content = f"#!/bin/sh\necho {draw.pick(THINGS)}\n"
-    return Draft(
-        label=name,
-        instruction=f"Make the file {name} executable.",
-        files={name: content, **draw.bystanders()},
-        folders=(),
-        solution=f"chmod +x {name}",
-        checks=(*_holds(name, content), _mode_has_x(name)),
-        touched=(name,),
-        extra_entries=0,
-    )
-
-
-def _movein(draw: Draw) -> Draft:
-    name, folder = draw.file(), draw.pick(FOLDERS)
-    content = draw.content()
-    return Draft(
-        label=f"{name} {folder}",
-        instruction=f"Move the file {name} into the directory {folder}.",
-        files={name: content, **draw.bystanders()},
-        folders=(folder,),
-        solution=f"mv {name} {folder}/",
-        checks=(f"[ ! -e {name} ]", *_holds(f"{folder}/{name}", content)),
-        touched=(name,),
-        extra_entries=-1,
-    )
-
-
-BUILDERS: dict[str, Builder] = {
-    "mkdir": _mkdir,
-    "touch": _touch,
-    "rm": _rm,
-    "mv": _mv,
-    "chmod": _chmod,
-    "movein": _movein,
+_TIERS = {
+    2: (lines, trees),
+    3: (history, databases, tables, archives, logs, text_encodings, repairs, processes),
+}
+FAMILIES: dict[str, Family] = {name: _one_command(name) for name in one_command.BUILDERS} | {
+    name: _family(name, tier, build)
+    for tier, modules in _TIERS.items()
+    for module in modules
+    for name, build in module.BUILDERS.items()
 }
 
 
-def _holds(path: str, content: str) -> tuple[str, ...]:
-    """Conditions: a regular file with exactly this content."""
-    text = content.replace("\n", "\\n")
-    return (
-        f"[ -f {path} ]",
-        f"[ ! -L {path} ]",
-        f"printf '{text}' | cmp -s - {path}",
+def family_named(name: str) -> Family:
+    """The family of that name.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if name not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ConfigurationError(f"unknown task family '{name}'", "families", f"known: {known}")
+    return FAMILIES[name]
+
+
+def draw_package(family: Family, seed: int, index: int, turn: int, seen: set[str]) -> BankPackage:
+    """The first package whose instruction is not in `seen`, where it is then noted.
+
+    Args:
+        family: what kind of task.
+        seed: of the whole bank.
+        index: which task of the bank, from 0.
+        turn: which task of the family, from 0; chooses the variant.
+        seen: instructions of the packages before it.
+
+    Raises:
+        ConfigurationError: the family has no further distinct task.
+    """
+    for again in range(MAX_REDRAWS):
+        draw = Draw(f"{family.name}/{seed}/{index}/{again}", turn)
+        label, instruction, files = family.make(draw)
+        if instruction not in seen:
+            seen.add(instruction)
+            name = f"{family.name}-{index:03d}-{re.sub('[^a-z0-9]+', '-', label)}"
+            return BankPackage(name, family.name, family.tier, _digest(files), instruction, files)
+    raise ConfigurationError(
+        f"family '{family.name}' has no further distinct task", "tasks", "ask for fewer tasks"
     )
 
 
-def _mode_has_x(path: str) -> str:
-    """Condition: its owner may execute it; asked of the mode, as root may anything."""
-    return f"case $(stat -c %A {path}) in -??[xs]*) true ;; *) false ;; esac"
+def _digest(files: Files) -> str:
+    """What Harbor's packager would compute; a test holds it to that."""
+    outer = hashlib.sha256()
+    for name in sorted(files):
+        outer.update(f"{name}\0{hashlib.sha256(files[name][0]).hexdigest()}\n".encode())
+    return outer.hexdigest()

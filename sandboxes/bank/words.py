@@ -51,3 +51,29 @@ FOLDERS: tuple[str, ...] = _split(
 
 TEXT_SUFFIXES: tuple[str, ...] = ("txt", "md", "csv", "log", "cfg")
 SCRIPT_SUFFIXES: tuple[str, ...] = ("sh", "py")
+
+PEOPLE: tuple[str, ...] = _split(
+    """
+    adele amir anton astrid beatriz bruno carla chen clara daniel diana elias emma erik farid
+    felix fiona greta hana hugo ines ivan jana jonas julia karim lars leila lena lucas maria
+    marta mina nadia nils nora oscar paula petra pierre rosa samir sara simon sofia tomas ursula
+    vera viktor wanda yara yusuf
+    """
+)
+
+CITIES: tuple[str, ...] = _split(
+    """
+    athens bergen berlin bilbao bologna bremen cairo cork dakar dresden dublin geneva ghent
+    glasgow hanoi helsinki izmir kyoto lagos leeds lima lisbon lyon malmo milan nairobi nantes
+    osaka oslo padua porto prague quito riga rome seville sofia tallinn tampere trieste tunis
+    turin utrecht valencia vienna vilnius warsaw zagreb zurich
+    """
+)
+
+# How an instruction says that its inputs stay; each is checked.
+KEEP: tuple[str, ...] = (
+    "Leave everything that is already there exactly as it is.",
+    "Don't modify the files that were given to you.",
+    "The existing files must stay unchanged.",
+    "Nothing else in the directory may be altered or removed.",
+)

@@ -3,32 +3,40 @@
 Invariants:
 - It is PID 1 of its namespace: no signal from inside can end it, and when it
   ends the kernel ends everything else.  It ends when its owner's socket closes.
+- It waits in one place only, for any of its descriptors: what was reported readable
+  may have been read since, so output is read without waiting.
 - A command never holds the call: the answer goes out when its shell has ended;
   what a background job prints later is read and dropped, so that it lives on.
 - Output is cut here, to head and tail; at most the limit reaches the owner.
 - It is not dumpable, so nothing inside can trace it or read its memory.
 - Each request comes on a connection of its own, whose descriptor arrives over
   the control socket.
+- Where it is told to, it watches the memory of everything in here, and ends all
+  other processes when they use too much.
 """
 
 from __future__ import annotations
 
 import _socket
-import contextlib
 import os
 import select
 import struct
 import sys
 import time
 
-from sandboxes.guest.killing import kill_everything, kill_tree, reap
-from sandboxes.guest.output import Stream
-from sandboxes.guest.shell import libc, supervise
-from sandboxes.guest.transfer import in_child
-from sandboxes.guest.wire import CHUNK, receive, send
+from sandboxes.guest.bounds import memory_in_use, set_bounds
+from sandboxes.guest.kernel import prctl
+from sandboxes.guest.killing import kill_everything, kill_tree, reap, remove_traps
+from sandboxes.guest.output import Stream, read_now
+from sandboxes.guest.shell import supervise
+from sandboxes.guest.syscalls import refuse_calls
+from sandboxes.guest.transfer import in_child, serve
+from sandboxes.guest.wire import receive, send
 
 REQUEST_TIMEOUT_S = 60.0  # the owner sends a request at once
 REAP_EVERY_S = 2.0  # orphans that end while nothing else happens
+WATCH_EVERY_S = 0.1  # a core fills a few hundred MiB in this time
+STATUS_BYTES = 16  # an exit code, written at once
 EXIT_TIMED_OUT = 124
 EXIT_KILLED = 137
 PR_SET_DUMPABLE = 4
@@ -48,10 +56,12 @@ class Job:
 class Daemon:
     """The event loop: new requests, output, ends and deadlines of commands."""
 
-    def __init__(self, control: int, single_uid: bool) -> None:
+    def __init__(self, control: int, single_uid: bool, watched_bytes: int) -> None:
         self.control = _socket.socket(fileno=control)
         self.control_fd = control
         self.single_uid = single_uid
+        self.watched_bytes = watched_bytes
+        self.next_watch = 0.0
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
         self.jobs: list[Job] = []
@@ -71,7 +81,11 @@ class Daemon:
                 self.start(conn, request)
                 return
             if request[0] == b"kill":
-                send(conn, b"ok" if kill_everything() else b"left")
+                ended = kill_everything()
+                remove_traps()
+                send(conn, b"ok" if ended else b"left")
+            elif request[0] == b"fill":
+                serve(conn, request)  # a fresh sandbox has no commands that it could delay
             else:
                 conn.setblocking(True)
                 in_child(conn, request)
@@ -100,6 +114,7 @@ class Daemon:
             self.by_fd[fd] = job
             self.poll.register(fd, select.POLLIN)
         self.jobs.append(job)
+        self.start_watching()
 
     def forget(self, fd: int) -> None:
         """Stop watching and close one descriptor."""
@@ -115,15 +130,20 @@ class Daemon:
         for stream in job.streams:
             if self.by_fd.get(stream.fd) is job:
                 stream.drain()
-                os.set_blocking(stream.fd, True)
                 self.by_fd[stream.fd] = None
             parts.extend(stream.parts())
         conn_fd = job.conn.fileno()
         self.poll.unregister(conn_fd)
         del self.by_fd[conn_fd]
-        with contextlib.suppress(OSError):  # the owner may have given up on this command
-            send(job.conn, str(code).encode(), b"1" if timed_out else b"0", *parts)
+        self.answer(job, str(code).encode(), b"1" if timed_out else b"0", *parts)
         job.conn.close()
+
+    def answer(self, job: Job, *parts: bytes) -> None:
+        """Send the answer; the owner may have given up on this command."""
+        try:
+            send(job.conn, *parts)
+        except OSError:
+            return
 
     def stop(self, job: Job, timed_out: bool) -> None:
         """Kill a command that is out of time or no longer wanted."""
@@ -135,22 +155,42 @@ class Daemon:
         """React to one readable descriptor."""
         job = self.by_fd[fd]
         if job is None:
-            if not os.read(fd, CHUNK):
+            if read_now(fd) == b"":
                 self.forget(fd)
         elif fd == job.status_fd:
-            status = os.read(fd, 16)
+            status = os.read(fd, STATUS_BYTES)
             self.finish(job, int(status) if status else EXIT_KILLED, False)
         elif fd == job.conn.fileno():
             self.stop(job, False)
         elif not next(stream for stream in job.streams if stream.fd == fd).read():
             self.forget(fd)
 
+    def watch(self) -> None:
+        """End everything if it uses too much memory; look less often while nothing does."""
+        now = time.monotonic()
+        if not self.watched_bytes or now < self.next_watch:
+            return
+        used = memory_in_use()
+        if used > self.watched_bytes:
+            kill_everything()
+        self.next_watch = now + (WATCH_EVERY_S if used or self.jobs else REAP_EVERY_S)
+
+    def start_watching(self) -> None:
+        """Something new runs: look soon."""
+        self.next_watch = min(self.next_watch, time.monotonic() + WATCH_EVERY_S)
+
+    def wait(self) -> list[tuple[int, int]]:
+        """Wait for a descriptor, a deadline, or the next look at memory."""
+        now = time.monotonic()
+        waits = [job.deadline - now for job in self.jobs]
+        if self.watched_bytes:
+            waits.append(self.next_watch - now)
+        return self.poll.poll(1000 * max(0.0, min([REAP_EVERY_S, *waits])))
+
     def serve(self) -> None:
         """Run until the owner closes the control socket."""
         while True:
-            now = time.monotonic()
-            waits = [job.deadline - now for job in self.jobs]
-            ready = self.poll.poll(1000 * max(0.0, min([REAP_EVERY_S, *waits])))
+            ready = self.wait()
             for fd, _ in ready:
                 if fd == self.control_fd:
                     self.accept()
@@ -158,28 +198,26 @@ class Daemon:
                     self.handle(fd)
             for job in [job for job in self.jobs if job.deadline <= time.monotonic()]:
                 self.stop(job, True)
+            self.watch()
             reap()
 
 
 def main() -> None:
-    """Close the door behind us, say that we are ready, serve."""
+    """Close the door behind us, say that we are ready and what holds, serve."""
     single_uid, control = sys.argv[1] == "single", int(sys.argv[2])
-    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    processes, watched_bytes = int(sys.argv[3]), int(sys.argv[4])
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.closerange(3, control)
     os.closerange(control + 1, 4096)
     os.chmod("/dev/shm", 0o1777)
-    nested = "allowed"
-    try:
-        with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as handle:
-            handle.write("0")
-        nested = "denied"
-    except OSError:
-        pass  # reported to the owner, who logs which limits are in force
-    daemon = Daemon(control, single_uid)
-    daemon.control.send(f"ready {nested}".encode())
+    bounds = set_bounds(processes)
+    bounds["calls"] = refuse_calls()
+    holding = " ".join(name for name, holds in bounds.items() if holds)
+    daemon = Daemon(control, single_uid, watched_bytes)
+    daemon.control.send(f"ready {holding}".encode())
     daemon.serve()
 
 

@@ -5,14 +5,18 @@ Invariants:
   in whatever session, stays its descendant for as long as the shell runs.
 - The shell runs without the capabilities that would let it trace or change the
   daemon, in a session of its own, with no descriptor but its standard three.
+- When memory runs out, of the sandbox or of the machine, the kernel ends what a
+  command started before it ends anything else.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import struct
+
+from sandboxes.guest.bounds import wrote
+from sandboxes.guest.kernel import capset, errno, prctl
 
 PR_SET_NAME, PR_CAPBSET_DROP = 15, 24
 PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
@@ -21,18 +25,34 @@ LAST_CAPABILITY = 40
 # setuid, setpcap, net_bind_service, net_raw, sys_chroot, audit_write, setfcap.
 KEPT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31)
 
-libc = ctypes.CDLL(None, use_errno=True)
+FIRST_TO_DIE = "1000"  # the highest oom_score_adj
+
+
+def group_id(group: str) -> int:
+    """The id of a group by name or number."""
+    with open("/etc/group", encoding="utf-8", errors="replace") as groups:
+        for line in groups:
+            field = line.split(":")
+            if len(field) >= 3 and group == field[0]:
+                return int(field[2])
+    if not group.isdigit():
+        raise OSError(f"there is no group '{group}'")
+    return int(group)
 
 
 def resolve_user(user: str) -> tuple[int, int, str]:
-    """uid, gid and home of a name, a number or `uid:gid`."""
+    """uid, gid and home of a name, a number or `uid:gid`; root is root, whatever /etc says."""
+    if user in ("root", "0"):
+        return 0, 0, "/root"
     name, _, group = user.partition(":")
     with open("/etc/passwd", encoding="utf-8", errors="replace") as passwd:
         for line in passwd:
             field = line.rstrip("\n").split(":")
             if len(field) >= 6 and name in (field[0], field[2]):
-                return int(field[2]), int(group or field[3]), field[5]
-    return int(name), int(group or name), "/"
+                return int(field[2]), group_id(group or field[3]), field[5]
+    if not name.isdigit():
+        raise OSError(f"there is no user '{name}'")
+    return int(name), group_id(group or name), "/"
 
 
 def become(user: str, single_uid: bool) -> str:
@@ -40,8 +60,8 @@ def become(user: str, single_uid: bool) -> str:
     uid, gid, home = resolve_user(user)
     for capability in range(LAST_CAPABILITY + 1):
         if capability not in KEPT_CAPABILITIES:
-            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-    libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+            prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     if not single_uid:
         os.setgroups([gid])
         os.setresgid(gid, gid, gid)
@@ -52,8 +72,8 @@ def become(user: str, single_uid: bool) -> str:
     low, high = kept & 0xFFFFFFFF, kept >> 32
     header = struct.pack("=Ii", 0x20080522, 0)
     data = struct.pack("=6I", low, low, 0, high, high, 0)
-    if libc.capset(header, data) != 0:
-        raise OSError(ctypes.get_errno(), "capset failed")
+    if capset(header, data) != 0:
+        raise OSError(errno(), "capset failed")
     return home
 
 
@@ -62,6 +82,7 @@ def run_shell(request: list[bytes], out: int, err: int, single_uid: bool) -> Non
     command, cwd, user, limits = request[1], request[2], request[3].decode(), request[4]
     try:
         os.setsid()
+        wrote("/proc/self/oom_score_adj", FIRST_TO_DIE)
         null = os.open("/dev/null", os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(out, 1)
@@ -86,8 +107,8 @@ def run_shell(request: list[bytes], out: int, err: int, single_uid: bool) -> Non
 def supervise(request: list[bytes], out: int, err: int, status: int, single_uid: bool) -> None:
     """Run the shell, adopt what it orphans, report its exit code; never returns."""
     try:
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        libc.prctl(PR_SET_NAME, b"supervisor", 0, 0, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        prctl(PR_SET_NAME, b"supervisor", 0, 0, 0)
         for name in os.listdir("/proc/self/fd"):
             if int(name) > 2 and int(name) not in (out, err, status):
                 try:

@@ -10,22 +10,29 @@ import _socket
 import os
 import stat
 
+from sandboxes.guest.layer import load, save
 from sandboxes.guest.wire import CHUNK, receive, send
+
+
+def leads_elsewhere(path: bytes) -> bool:
+    """Whether writing to `path` would follow a link or wait for a pipe's reader."""
+    return stat.S_IFMT(os.lstat(path).st_mode) not in (stat.S_IFREG, stat.S_IFDIR)
 
 
 def put(conn: _socket.socket) -> None:
     """Write the files, directories and links that arrive, until an empty path.
 
-    Each record is (path, type, mode, content); a path is absolute in here.
+    Each record is (path, type, mode, content); a path is absolute in here.  A
+    directory of mode 0 is made if need be, and left as it is if it is there.
     """
-    os.umask(0)
+    os.umask(0o022)
     while True:
         path, kind, mode, content = receive(conn)
         if not path:
             break
         if kind == b"d":
             os.makedirs(path, exist_ok=True)
-            if mode:
+            if int(mode, 8):
                 os.chmod(path, int(mode, 8))
             continue
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
@@ -34,6 +41,8 @@ def put(conn: _socket.socket) -> None:
                 os.unlink(path)
             os.symlink(content, path)
             continue
+        if kind == b"f" and os.path.lexists(path) and leads_elsewhere(path):
+            os.unlink(path)
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if kind == b"a" else os.O_TRUNC)
         handle = os.open(path, flags, 0o644)
         while content:
@@ -81,18 +90,29 @@ def get(conn: _socket.socket, root: bytes, whole: bool) -> None:
     send(conn, b"", b"", b"", b"")
 
 
+def serve(conn: _socket.socket, request: list[bytes]) -> bool:
+    """Do one transfer; False if it failed, which the owner has been told."""
+    try:
+        if request[0] in (b"put", b"fill"):
+            put(conn)
+        elif request[0] == b"load":
+            load(conn)
+        elif request[0] == b"save":
+            save(conn)
+        else:
+            get(conn, request[1], request[2] == b"1")
+    except (OSError, ValueError) as error:
+        send(conn, b"", b"error", str(error).encode(), b"")
+        return False
+    return True
+
+
 def in_child(conn: _socket.socket, request: list[bytes]) -> None:
     """Serve a transfer in a child, so that it can't delay commands."""
     if os.fork():
         return
-    code = 1
+    done = False
     try:
-        if request[0] == b"put":
-            put(conn)
-        else:
-            get(conn, request[1], request[2] == b"1")
-        code = 0
-    except (OSError, ValueError) as error:
-        send(conn, b"", b"error", str(error).encode(), b"")
+        done = serve(conn, request)
     finally:
-        os._exit(code)
+        os._exit(0 if done else 1)

@@ -1,11 +1,10 @@
-"""Real bubblewrap sandboxes: how commands run, how files move, what is out of reach."""
+"""Real bubblewrap sandboxes: how commands run, and how files move."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,10 +13,10 @@ import pytest
 
 from rl.errors import ConfigurationError, SandboxError
 from sandboxes import launch
-from sandboxes.bank import write_bank
 from sandboxes.bubblewrap import BubblewrapEnvironment
 from sandboxes.shells import BubblewrapShell, HarborShell
 from sandboxes.tasks import TaskPackage, load_package
+from tests.support.packages import write_package
 from tests.support.sandbox import create, finished, output, started
 
 type Body = Callable[[BubblewrapEnvironment], Awaitable[None]]
@@ -25,7 +24,7 @@ type Body = Callable[[BubblewrapEnvironment], Awaitable[None]]
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> TaskPackage:
-    return load_package(write_bank(tmp_path_factory.mktemp("bank"), ["rm"], 1, seed=0)[0])
+    return load_package(write_package(tmp_path_factory.mktemp("packages")))
 
 
 @pytest.fixture
@@ -231,61 +230,11 @@ def test_link_that_leaves_the_folder_is_not_sent(
     inside(body)
 
 
-# What is out of reach.
-
-DENIED = {
-    "host work folder": "ls /work",
-    "host home": f"cat {Path(__file__).resolve()}",
-    "shadow": "cat /etc/shadow",
-    "write to /usr": "touch /usr/bin/x",
-    "remove a tool": "rm /bin/ls",
-    "replace the loader": "rm -rf /lib64 && mkdir /lib64 && touch /lib64/x",
-    "move /etc": "mv /etc /etc2",
-    "preload": "echo /tmp/x.so > /etc/ld.so.preload",
-    "loader cache": "echo x > /etc/ld.so.cache",
-    "sysctl": "echo x > /proc/sys/kernel/hostname",
-    "core pattern": "echo '|/bin/sh' > /proc/sys/kernel/core_pattern",
-    "drop caches": "echo 1 > /proc/sys/vm/drop_caches",
-    "sysrq": "echo b > /proc/sysrq-trigger",
-    "daemon's memory": "head -c1 /proc/1/mem || cat /proc/1/environ",
-    "daemon's root": "ls /proc/1/root/ && cat /proc/1/maps",
-    "daemon's descriptors": "readlink /proc/1/fd/0",
-    "device node": "mknod /tmp/sda b 8 0",
-    "mount": "mount -t tmpfs none /mnt",
-    "remount": "mount -o remount,rw /usr",
-    "nested namespace": "unshare -Ur true",
-    "replace a grading mount": "rm -rf /tests && ln -s /tmp /tests",
-    "rename a grading mount": "mv /logs /logs2",
-    "public network": "timeout 3 bash -c 'exec 3<>/dev/tcp/1.1.1.1/53'",
-    "setuid": "chown root:root /tmp && su nobody -s /bin/sh -c id",
-}
-
-
-@pytest.mark.parametrize("name", DENIED)
-def test_escape_is_denied(inside: Callable[[Body], None], name: str) -> None:
-    async def body(env: BubblewrapEnvironment) -> None:
-        done = await finished(env, DENIED[name], 20)
-        assert done.exit_code != 0, done.streams[0].text()
-        assert await output(env, "ls / > /dev/null && echo fine") == "fine\n"
-
-    inside(body)
-
-
-def test_host_listener_is_not_reachable(inside: Callable[[Body], None]) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-
-        async def body(env: BubblewrapEnvironment) -> None:
-            done = await finished(env, f"exec 3<>/dev/tcp/127.0.0.1/{port}", 10)
-            assert done.exit_code != 0
-
-        inside(body)
+# What it asks for.
 
 
 def test_network_is_refused_unless_the_owner_allows_it(tmp_path: Path) -> None:
-    path = write_bank(tmp_path / "bank", ["touch"], 1, seed=0)[0]
+    path = write_package(tmp_path / "packages")
     toml = path / "task.toml"
     toml.write_text(toml.read_text().replace('"no-network"', '"public"'))
     env = create(load_package(path), tmp_path)
@@ -293,26 +242,10 @@ def test_network_is_refused_unless_the_owner_allows_it(tmp_path: Path) -> None:
         asyncio.run(env.start(False))
 
 
-def test_fork_bomb_and_disk_fill_stay_inside(inside: Callable[[Body], None]) -> None:
-    async def body(env: BubblewrapEnvironment) -> None:
-        before = len(os.listdir("/proc"))
-        bomb = await finished(env, "f() { f | f & }; f; sleep 60", 2.0)
-        assert bomb.exit_code == 124
-        assert len(os.listdir("/proc")) < before + 400
-        await env.kill_all()
-        full = await output(env, "cat /dev/zero > /app/full; stat -c %s /app/full", 30)
-        assert int(full.split()[-1]) <= env.disk_mb << 20
-        shm = await output(env, "cat /dev/zero > /dev/shm/full; cat /dev/zero > /dev/full2; df /")
-        assert "full2: Read-only" in shm
-        assert await output(env, "echo alive") == "alive\n"
+def test_two_tasks_with_one_name_do_not_meet(package: TaskPackage, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(package, tmp_path, "same") as one, started(package, tmp_path) as two:
+            await output(one, "echo secret > /app/x; echo secret > /dev/shm/x")
+            assert await output(two, "cat /app/x /dev/shm/x 2>/dev/null; ls /dev/shm") == ""
 
-    inside(body)
-
-
-def test_address_space_is_limited(inside: Callable[[Body], None]) -> None:
-    async def body(env: BubblewrapEnvironment) -> None:
-        done = await finished(env, f"{launch.guest_python().python} -c 'bytearray(5 << 30)'", 60)
-        assert "MemoryError" in done.streams[0].text()
-        assert "RLIMIT_AS" in env.limits_in_force["memory, processes, files"]
-
-    inside(body)
+    asyncio.run(main())

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Generator
@@ -16,18 +17,20 @@ from pathlib import Path
 import pytest
 
 from rl.errors import ConfigurationError, SandboxError
-from sandboxes import launch
-from sandboxes.bank import write_bank
+from sandboxes import cgroups, launch
 from sandboxes.bubblewrap import BubblewrapEnvironment
 from sandboxes.tasks import TaskPackage, load_package
+from tests.support.packages import write_package
 from tests.support.sandbox import create, daemons, output, started
 
 ROOT = Path(__file__).resolve().parents[2]
+ORDINARY_USER = 65534
+USERS = (0, ORDINARY_USER) if os.geteuid() == 0 else (os.geteuid(),)
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> TaskPackage:
-    return load_package(write_bank(tmp_path_factory.mktemp("bank"), ["rm"], 1, seed=0)[0])
+    return load_package(write_package(tmp_path_factory.mktemp("packages")))
 
 
 def test_many_are_alive_at_once(package: TaskPackage, tmp_path: Path) -> None:
@@ -78,7 +81,7 @@ def test_start_that_is_given_up_at_any_moment_leaves_nothing(
 
 
 def test_failing_run_step_leaves_nothing(tmp_path: Path) -> None:
-    path = write_bank(tmp_path / "bank", ["touch"], 1, seed=0)[0]
+    path = write_package(tmp_path / "packages")
     with (path / "environment" / "Dockerfile").open("a") as dockerfile:
         dockerfile.write("RUN echo broken; exit 3\n")
     env = create(load_package(path), tmp_path)
@@ -87,18 +90,32 @@ def test_failing_run_step_leaves_nothing(tmp_path: Path) -> None:
     assert daemons(os.getpid()) == []
 
 
-OWNER = textwrap.dedent(
+# What a process of another user needs is imported before it gives up being root.
+BECOME = textwrap.dedent(
     """
-    import asyncio, sys
+    import asyncio, os, sys
+    import concurrent.futures.thread, encodings.idna, encodings.unicode_escape
     from pathlib import Path
     from rl.config import SandboxConfig
+    from sandboxes.grading import grade
     from sandboxes.provider import SandboxProvider
     from sandboxes.tasks import load_package
 
+    if (user := int(sys.argv[3])) != os.geteuid():
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    package = load_package(Path(sys.argv[1]))
+    scratch = Path(sys.argv[2])
+    """
+)
+
+OWNER = BECOME + textwrap.dedent(
+    """
     async def main():
         provider = SandboxProvider(SandboxConfig())
         for n in range(3):
-            env = provider.create(load_package(Path(sys.argv[1])), f"owner-{n}", Path(sys.argv[2]))
+            env = provider.create(package, f"owner-{n}", scratch)
             await env.start(False)
             await env.exec("setsid sleep 909 & echo")
             globals()[f"env{n}"] = env
@@ -110,25 +127,46 @@ OWNER = textwrap.dedent(
 )
 
 
-def test_killed_owner_leaves_no_process_or_mount(package: TaskPackage, tmp_path: Path) -> None:
-    mounts = Path("/proc/self/mountinfo").read_text()
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(package.path), str(tmp_path)],
+def _start_as(user: int, script: str, package: Path, scratch: Path) -> subprocess.Popen[str]:
+    """Run `script` as `user`, who can read the package and write to the folder `scratch`."""
+    scratch.mkdir()
+    for folder in (package, *package.parents, *scratch.parents):
+        if folder != Path("/tmp") and folder.is_relative_to("/tmp"):
+            folder.chmod(0o755)
+    scratch.chmod(0o777)
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(package), str(scratch), str(user)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(scratch)},
     )
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_killed_owner_leaves_nothing(package: TaskPackage, tmp_path: Path, user: int) -> None:
+    mounts = Path("/proc/self/mountinfo").read_text()
+    files = set(os.listdir(tempfile.gettempdir()))
+    owner = _start_as(user, OWNER, package.path, tmp_path / "scratch")
     try:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "ready\n"
         assert len(daemons(owner.pid)) == 3
+        assert user != 0 or cgroups.owner() is None or _groups(owner.pid)
     finally:
         owner.send_signal(signal.SIGKILL)
         owner.communicate(timeout=10)
     time.sleep(2)
     assert "sleep 909" not in subprocess.check_output(["ps", "ax", "-o", "cmd"], text=True)
     assert daemons(owner.pid) == []
+    assert _groups(owner.pid) == []
     assert Path("/proc/self/mountinfo").read_text() == mounts
+    left = set(os.listdir(tempfile.gettempdir())) - files
+    assert [name for name in left if "owner-" in name] == []
+
+
+def _groups(owner: int) -> list[Path]:
+    return list(Path("/sys/fs/cgroup").glob(f"**/{cgroups.PREFIX}{owner}-*"))
 
 
 def test_missing_bubblewrap_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,37 +209,25 @@ def test_running_python_stands_in_where_the_system_has_none(
     asyncio.run(main())
 
 
-ORDINARY = textwrap.dedent(
+ORDINARY = BECOME + textwrap.dedent(
     """
-    import asyncio, os, sys
-    import concurrent.futures.thread, encodings.idna, encodings.unicode_escape
-    from pathlib import Path
-    from rl.config import SandboxConfig
-    from sandboxes.gates import gate_all, load_report
-    from sandboxes.provider import SandboxProvider
-    from sandboxes.tasks import load_folder
-
-    os.setgroups([])
-    os.setresgid(65534, 65534, 65534)
-    os.setresuid(65534, 65534, 65534)
-    packages = load_folder(Path(sys.argv[1]))
-
     async def main():
-        provider = SandboxProvider(SandboxConfig())
-        for result in await gate_all(packages, provider):
-            assert result.verdict == "passed", result
-        env = provider.create(packages[0], "ordinary", Path("/tmp"))
+        env = SandboxProvider(SandboxConfig()).create(package, "ordinary", scratch)
         await env.start(False)
         try:
-            for command in ("cat /etc/shadow", "ls /work", "touch /usr/x", "cat /proc/1/environ",
-                            "echo x > /proc/sys/kernel/hostname", "unshare -Ur true",
-                            "mount -t tmpfs none /mnt"):
-                assert (await env.run(command, timeout_s=20)).exit_code != 0, command
-            assert (await env.run("kill -9 -1", timeout_s=20)).exit_code == 137
+            assert env.limits_in_force["ids"].startswith("one user id")
+            await env.upload_dir(package.path / "solution", "/solution")
+            await env.download_dir("/solution", scratch / "back")
+            solution = (package.path / "solution" / "solve.sh").read_bytes()
+            assert (scratch / "back" / "solve.sh").read_bytes() == solution
             late = await env.run("setsid sleep 910 & sleep 911", timeout_s=0.5, merged=True)
             assert late.timed_out
-            assert (await env.run("id -u; touch /app/x /tmp/y", timeout_s=20)).exit_code == 0
-            assert (await env.run("id", user="nobody", timeout_s=20)).exit_code == 126
+            assert (await env.run("kill -9 -1", timeout_s=20)).exit_code == 137
+            other = await env.run("id", user="nobody", timeout_s=20)
+            assert b"one user only" in other.streams[1].head
+            assert (await grade(env, package, 30)).reward == 1.0
+            assert (await env.run("rm /app/*; id -u", timeout_s=20)).exit_code == 0
+            assert (await grade(env, package, 30)).reward == 0.0
         finally:
             await env.stop()
         print("fine")
@@ -212,17 +238,7 @@ ORDINARY = textwrap.dedent(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become an ordinary user")
-def test_ordinary_user_has_a_working_sandbox(tmp_path_factory: pytest.TempPathFactory) -> None:
-    bank = tmp_path_factory.mktemp("ordinary")
-    write_bank(bank, [], 6, seed=3)
-    for folder in (bank, *bank.parents[: len(bank.parents) - 1]):
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-c", ORDINARY, str(bank)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.stdout == "fine\n", done.stderr
+def test_ordinary_user_has_a_working_sandbox(package: TaskPackage, tmp_path: Path) -> None:
+    run = _start_as(ORDINARY_USER, ORDINARY, package.path, tmp_path / "scratch")
+    out, err = run.communicate(timeout=120)
+    assert out == "fine\n", err

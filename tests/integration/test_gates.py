@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from harbor.environments.base import BaseEnvironment
 
 from rl.agent.shell import CommandResult, Shell
 from rl.config import SandboxConfig
@@ -19,7 +21,7 @@ from rl.errors import EngineError, PolicyError, SandboxError
 from rl.gate import main as gate_main
 from sandboxes.attempt import AttemptLimits, AttemptResult, run_attempt
 from sandboxes.bank import FAMILIES, write_bank
-from sandboxes.gates import DEFAULT_LIMITS, gate_all, load_report
+from sandboxes.gates import DEFAULT_LIMITS, AsRequested, GateResult, gate_all, load_report
 from sandboxes.provider import SandboxProvider
 from sandboxes.tasks import TaskPackage, load_folder, load_package
 
@@ -227,6 +229,130 @@ def test_cancellation_propagates_after_the_cleanup(bank: Path) -> None:
     assert "sleep 91" not in subprocess.check_output(["ps", "ax", "-o", "cmd"], text=True)
 
 
+def _changed(root: Path, changes: dict[str, tuple[str, str]]) -> TaskPackage:
+    """A package of the bank with parts of its files replaced."""
+    path = write_bank(root, ["mkdir"], 1, seed=0)[0]
+    for name, (old, new) in changes.items():
+        text = (path / name).read_text()
+        assert old in text
+        (path / name).write_text(text.replace(old, new))
+    return load_package(path)
+
+
+SOLVE = "solution/solve.sh"
+
+
+@pytest.mark.parametrize(
+    ("changes", "file", "words"),
+    [
+        (
+            {
+                SOLVE: ("set -e\n", "set -e\npython3 -c 'bytearray(90 << 20)'\n"),
+                "task.toml": ("memory_mb = 128", "memory_mb = 64"),
+            },
+            "task.toml",
+            "MiB of 64 MiB asked for",
+        ),
+        (
+            {
+                SOLVE: ("set -e\n", "set -e\n(sleep 0.2; exec sleep 60) & wait\n"),
+                "task.toml": ("timeout_sec = 600.0", "timeout_sec = 1.0"),
+            },
+            SOLVE,
+            "was still running after 1 s",
+        ),
+        ({"tests/test.sh": ("#!/", "#!/bin/false\n#!/")}, "tests/test.sh", "left no reward file"),
+    ],
+    ids=["memory", "time", "no reward"],
+)
+def test_gate_says_what_is_wrong_where_and_what_to_do(
+    tmp_path: Path, changes: dict[str, tuple[str, str]], file: str, words: str
+) -> None:
+    package = _changed(tmp_path / "bank", changes)
+    provider = AsRequested(SandboxConfig())
+    (result,) = asyncio.run(gate_all([package], provider, repeats=1))
+    assert result.verdict == "failed"
+    reason = next(reason for reason in result.reasons if words in reason)
+    assert reason.startswith(f"{package.path / file}: ") and "\n  -> " in reason
+
+
+class Spoiler:
+    """A provider that does something else on the side, once."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._acts = [act]
+
+    def create(self, package: TaskPackage, attempt_id: str, scratch: Path) -> BaseEnvironment:
+        while self._acts:
+            self._acts.pop()()
+        return PROVIDER.create(package, attempt_id, scratch)
+
+    def shell(self, env: BaseEnvironment) -> Shell:
+        return PROVIDER.shell(env)
+
+
+def test_package_that_changes_while_it_is_gated_fails(tmp_path: Path) -> None:
+    package = _changed(tmp_path / "bank", {})
+    spoiler = Spoiler(lambda: (package.path / SOLVE).open("a").write("# more\n"))
+    (result,) = asyncio.run(gate_all([package], spoiler, repeats=1))
+    assert (result.verdict, result.oracle, result.nothing) == ("failed", [1.0], [0.0])
+    assert "content has changed" in result.reasons[-1]
+
+
+def test_process_that_outlives_the_gate_is_named(tmp_path: Path) -> None:
+    package = _changed(tmp_path / "bank", {})
+    left: list[subprocess.Popen[bytes]] = []
+    spoiler = Spoiler(lambda: left.append(subprocess.Popen(["unshare", "-U", "sleep", "99"])))
+    try:
+        with pytest.raises(SandboxError, match=r"left something behind:\n  - process") as caught:
+            asyncio.run(gate_all([package], spoiler, repeats=1))
+        assert f"process {left[0].pid} (" in str(caught.value)
+    finally:
+        left[0].kill()
+        left[0].wait()
+
+
+def test_known_result_counts_only_where_its_disk_fits(bank: Path) -> None:
+    package = _package(bank, "mkdir")
+    (passed,) = asyncio.run(gate_all([package], PROVIDER, repeats=1))
+    assert passed.disk_mb is not None and passed.memory_mb is not None
+    fresh: list[GateResult] = []
+    for disk_mb, tried in ((64.0, 0), (65.0, 1)):
+        known = {package.digest: passed.model_copy(update={"disk_mb": disk_mb})}
+        asyncio.run(gate_all([package], PROVIDER, done=known, on_result=fresh.append, repeats=1))
+        assert len(fresh) == tried
+
+
+def test_killed_gate_goes_on_where_it_was(
+    bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "gates.json"
+    args = ["--report", str(report), "--repeats", "1"]
+    command = [sys.executable, "-m", "rl.gate", str(bank), "--concurrency", "1", *args]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
+        assert running.stderr is not None and b"passed" in running.stderr.readline()
+        running.kill()
+    kept = load_report(report).results
+    assert 1 <= len(kept) < len(FAMILIES)
+    assert gate_main([str(bank), *args]) == 0
+    assert len(capsys.readouterr().err.splitlines()) == len(FAMILIES) - len(kept)
+    assert kept.items() <= load_report(report).results.items()
+
+
+def test_package_that_cannot_be_loaded_fails_by_itself(
+    bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    (folder / "good").symlink_to(_package(bank, "mkdir").path)
+    (folder / "bad").mkdir()
+    (folder / "bad" / "task.toml").write_text("[agent]\ntimeout = 5\n")
+    assert gate_main([str(folder), "--report", str(tmp_path / "r.json"), "--json"]) == 2
+    bad, good = json.loads(capsys.readouterr().out)
+    assert (bad["name"], bad["verdict"], good["verdict"]) == ("bad", "failed", "passed")
+    assert "has no instruction.md" in bad["reasons"][0] and "\n  -> " in bad["reasons"][0]
+
+
 def test_command_reports_resumes_and_refuses(
     bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,8 +360,8 @@ def test_command_reports_resumes_and_refuses(
     args = ["--report", str(report), "--concurrency", "4"]
     assert gate_main([str(bank), *args]) == 0
     first = capsys.readouterr()
-    assert "6 of 6 passed" in first.out
-    assert len(first.err.splitlines()) == 6
+    assert f"{len(FAMILIES)} of {len(FAMILIES)} passed" in first.out
+    assert len(first.err.splitlines()) == len(FAMILIES)
     assert gate_main([str(bank), *args]) == 0
     assert capsys.readouterr().err == ""
     broken = write_bank(tmp_path / "broken", ["rm"], 1, seed=5)[0]
@@ -244,7 +370,7 @@ def test_command_reports_resumes_and_refuses(
     printed = json.loads(capsys.readouterr().out)
     assert printed[0]["verdict"] == "failed"
     assert "its solution scores 0" in printed[0]["reasons"][0]
-    assert len(load_report(report).results) == 7
+    assert len(load_report(report).results) == len(FAMILIES) + 1
 
 
 def test_command_says_what_is_wrong_with_its_input(tmp_path: Path) -> None:

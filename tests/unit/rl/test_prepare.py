@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from rl import prepare
 from rl.config import ModelConfig, TasksConfig
 from rl.errors import ConfigurationError, InfrastructureError, TaskPackageError
+from rl.learner import base_model
 from rl.prepare import prepare_model, prepare_tasks
 from rl.records import TaskRef
 from rl.split import apportion, split
-from sandboxes.bank import write_bank
+from tests.support.packages import write_package
 
 DIGEST = "a" * 64
 
@@ -128,7 +128,7 @@ def exit_badly() -> None:
 
 def test_death_of_the_child_is_an_infrastructure_error() -> None:
     with pytest.raises(InfrastructureError, match="exit code -9"):
-        prepare._in_child(exit_badly)
+        base_model._in_child(exit_badly)
 
 
 def test_hub_out_of_reach_names_cache_and_remedy(
@@ -234,7 +234,7 @@ def test_changed_embedded_task_is_refused(tmp_path: Path) -> None:
 
 
 def test_package_linked_from_elsewhere_is_refused(tmp_path: Path) -> None:
-    package = write_bank(tmp_path / "bank", ["rm"], 1, seed=0)[0]
+    package = write_package(tmp_path / "bank")
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "linked").symlink_to(package)
     config = TasksConfig(source="path", path=str(tmp_path / "tasks"), train=1, heldout=1)

@@ -18,8 +18,8 @@ from sandboxes import gates
 from sandboxes.attempt import Provider
 from sandboxes.bank import write_bank
 from sandboxes.gates import (
-    DEFAULT_LIMITS,
     GATE_VERSION,
+    REPEATS,
     GateReport,
     GateResult,
     Verdict,
@@ -27,7 +27,6 @@ from sandboxes.gates import (
     load_report,
     require_gate,
     require_writable,
-    run_oracle,
     save_report,
 )
 from sandboxes.tasks import TaskPackage, load_folder
@@ -47,6 +46,7 @@ def _result(package: TaskPackage, verdict: Verdict) -> GateResult:
         reasons=["why"],
         oracle=[1.0],
         nothing=[0.0],
+        repeats=REPEATS,
     )
 
 
@@ -141,38 +141,6 @@ def test_known_result_is_returned_under_the_present_name(packages: list[TaskPack
     results = asyncio.run(gate_all([package, twin], provider, done={package.digest: old}))
     assert [result.name for result in results] == [package.name, "twin"]
     assert {result.digest for result in results} == {package.digest}
-
-
-class SlowSandbox:
-    """Starts and stops, but never finishes an upload."""
-
-    session_id = "slow"
-
-    def create(self, *_: object) -> SlowSandbox:
-        return self
-
-    def shell(self, _env: object) -> None:
-        return None
-
-    async def start(self, _force: bool) -> None:
-        pass
-
-    async def stop(self, *, delete: bool) -> None:
-        assert delete
-
-    async def upload_dir(self, *_: object) -> None:
-        await asyncio.Event().wait()
-
-
-def test_upload_without_end_is_the_infrastructures_fault(
-    packages: list[TaskPackage], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gates, "UPLOAD_TIMEOUT_S", 0.01)
-    provider = cast(Provider, SlowSandbox())
-    result = asyncio.run(run_oracle(packages[0], provider, DEFAULT_LIMITS, "a"))
-    assert result.outcome == "masked" and result.failure is not None
-    assert result.failure.kind == "DeadlineExceeded"
-    assert packages[0].name in result.failure.message and "uploaded" in result.failure.message
 
 
 @pytest.mark.parametrize("report", ["/proc/no-such/y.json", "{bank}"])

@@ -10,15 +10,16 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from harbor.publisher.packager import Packager
 
 from rl.errors import TaskPackageError
-from sandboxes.bank import write_bank
-from sandboxes.tasks import load_folder, load_package, verify_digest
+from sandboxes.tasks import load_folder, load_package, survey_folder, verify_digest
+from tests.support.packages import write_package
 
 
 @pytest.fixture
 def package_dir(tmp_path: Path) -> Path:
-    return write_bank(tmp_path / "bank", ["rm"], 1, seed=0)[0]
+    return write_package(tmp_path / "bank")
 
 
 def _append(path: Path, text: str) -> None:
@@ -56,6 +57,59 @@ def test_key_that_would_be_ignored_is_refused_by_name(
         load_package(package_dir)
     for word in ("task.toml", *words):
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("environment.env.A = 1", None),
+        ("verifer.timeout_sec = 3", "line 1: unknown key 'verifer'"),
+        ("[verifier]\n'timeout_sec' = 3\n\n# x\n\"tiemout_sec\"=4", "line 5: unknown key"),
+        ("[environment]\nmcp_servers = [{name='a'},\n {nam = 'b'}]", "line 3: unknown key"),
+        ("[[steps]]\nname='a'\n[[steps]]\nname='b'\n[steps.verifier]\nx=1", "line 6: unknown"),
+        ('doc = """\n[agent]\nx = 1\n"""\n[agent]\nx = 1', "line 6: unknown key 'agent.x'"),
+        ("[verifier.environment]\nmemory = 2", "line 2: 'verifier.environment.memory' = 2"),
+        ("[environment]\ncpus = 'two'", "line 2: 'environment.cpus"),
+        ("[agent]\ntimeout_sec = 0", "line 2: 'agent.timeout_sec' = 0"),
+        ("[environment]\nos = 'windows'", "line 2: environment.os"),
+        ("schema_version = '1.4'\nversion = '1.0'", "line 2: 'version' is dropped"),
+        (
+            "[environment]\nnetwork_mode = 'public'\nallow_internet = false",
+            "line 3: 'environment.allow_internet' is dropped",
+        ),
+    ],
+)
+def test_finding_names_its_line(package_dir: Path, text: str, line: str | None) -> None:
+    (package_dir / "task.toml").write_text(f"{text}\n")
+    with pytest.raises(TaskPackageError) as caught:
+        load_package(package_dir)
+    if line is not None:
+        assert line in caught.value.what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "author = 'x'\n",
+        "[task]\nname = 'a/b'\nlicense = 'MIT'\n",
+        "[[task.authors]]\nname = 'x'\norcid = 1\n[task]\nname = 'a/b'\n",
+        "[harness]\nx = 1\n",
+        "[agent]\nuser = 'agent'\n",
+        "[environment.healthcheck]\ncommand = 'true'\n",
+        "artifacts = ['/app/out']\n",
+    ],
+)
+def test_key_that_changes_nothing_here_is_a_warning(package_dir: Path, text: str) -> None:
+    (package_dir / "task.toml").write_text(text)
+    (warning,) = load_package(package_dir).warnings
+    assert re.match(r"line \d+: ", warning)
+
+
+def test_free_tables_take_any_key(package_dir: Path) -> None:
+    (package_dir / "task.toml").write_text(
+        "[metadata]\nanything = {goes = [1]}\n[environment.env]\nA = 'b'\n[verifier.env]\nC = 'd'\n"
+    )
+    assert load_package(package_dir).warnings == ()
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "inf", "nan"])
@@ -193,8 +247,49 @@ def test_one_changed_byte_breaks_the_pin(package_dir: Path) -> None:
     package = load_package(package_dir)
     verify_digest(package, package.digest)
     _append(package_dir / "tests" / "test.sh", "#")
-    with pytest.raises(TaskPackageError, match="content has changed"):
+    with pytest.raises(TaskPackageError, match=r"content has changed.*tests/test\.sh has changed"):
         verify_digest(package, package.digest)
+
+
+def test_every_wrong_package_of_a_folder_is_named(package_dir: Path) -> None:
+    for name in ("a", "b"):
+        (write_package(package_dir.parent, name) / "instruction.md").write_text("")
+    packages, refused = survey_folder(package_dir.parent)
+    assert [package.name for package in packages] == [package_dir.name]
+    assert len(refused) == 2
+    with pytest.raises(TaskPackageError) as caught:
+        load_folder(package_dir.parent)
+    assert all(f"{name}/instruction.md: is empty" in caught.value.what for name in ("a", "b"))
+
+
+ODDITIES = {
+    "plain": lambda package: None,
+    "ignored by default": lambda package: (package / "tests" / "x.pyc").write_text("x"),
+    "gitignore": lambda package: (package / ".gitignore").write_text("*.sh\n!test.sh\n"),
+    "harborignore": lambda package: (package / "tests" / ".harborignore").write_text("data\n"),
+    "link to a file": lambda package: (package / "tests" / "l").symlink_to("test.sh"),
+    "link to a folder": lambda package: (package / "tests" / "l").symlink_to("../solution"),
+    "unpublished": lambda package: (package / "notes.md").write_text("x"),
+    "readme": lambda package: (package / "README.md").write_text("x"),
+    "steps": lambda package: write_package(package / "steps", "one"),
+    "names": lambda package: [
+        (package / "tests" / name).write_text("x") for name in ("é", "a b", "B", "b", "a.b", "a-b")
+    ],
+}
+
+
+@pytest.mark.parametrize("oddity", ODDITIES)
+def test_digest_is_harbors(package_dir: Path, oddity: str) -> None:
+    (package_dir / "tests" / "data").write_text("x")
+    ODDITIES[oddity](package_dir)
+    assert load_package(package_dir).digest == Packager.compute_content_hash(package_dir)[0]
+
+
+def test_pipe_in_a_package_is_refused_unopened(package_dir: Path) -> None:
+    os.mkfifo(package_dir / "environment" / "pipe")
+    with pytest.raises(TaskPackageError, match="neither a file nor a folder") as caught:
+        load_package(package_dir)
+    assert caught.value.where.endswith("environment/pipe")
 
 
 def test_folder_without_packages_is_an_error(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -17,6 +17,7 @@ from tests.unit.rl.learner.token_trees import sequences
 
 CPU = torch.device("cpu")
 EXACT = 1e-5  # relative, fp32
+VANISHING = 1e-2  # of the largest gradient of all weights
 
 
 def dense_mask(tree: Tree) -> torch.Tensor:
@@ -119,6 +120,7 @@ def learner(request, model_dir):
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(drawn=sequences().filter(lambda drawn: any(len(ids) > 1 for ids in drawn)))
+@example(drawn=[[17, 17, 0], [17, 17, 0]])  # equal keys and values: no gradient in queries
 def test_a_shared_tree_changes_neither_logprobs_nor_gradients(learner, drawn):
     learner._policy.shares_prefixes = False
     wanted, wanted_gradients = weighted(learner, drawn, budget=1, share=False)
@@ -128,8 +130,11 @@ def test_a_shared_tree_changes_neither_logprobs_nor_gradients(learner, drawn):
         assert found.keys() == wanted.keys()
         for index, logprobs in wanted.items():
             assert found[index] == pytest.approx(logprobs, rel=EXACT, abs=EXACT)
+        # A gradient that vanishes by symmetry is rounding of the others, and nothing else.
+        largest = max(float(wanted.abs().max()) for wanted in wanted_gradients)
         for a, b in zip(found_gradients, wanted_gradients, strict=True):
-            assert equal(a, b)
+            scale = max(float(b.abs().max()), VANISHING * largest)
+            assert float((a - b).abs().max()) <= EXACT * scale
 
 
 def test_models_with_windows_or_capped_attention_share_nothing():
