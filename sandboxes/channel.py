@@ -15,13 +15,14 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass
 
 from rl.errors import SandboxError
 
 REPLY_GRACE_S = 20.0  # killing a tree (5 s) and sending its output, on a busy machine
 TRANSFER_TIMEOUT_S = 120.0
+BATCH_BYTES = 1 << 18
 MAX_PARTS = 64
 MAX_PART_BYTES = 64 << 20  # above any output limit and any transfer piece
 
@@ -92,6 +93,18 @@ def frame(parts: Iterable[bytes]) -> bytes:
     return struct.pack("!I", len(items)) + body
 
 
+def _batches(entries: Iterable[Entry]) -> Iterator[bytearray]:
+    """Their frames and an empty one behind them, small ones joined to one send."""
+    batch = bytearray()
+    for path, kind, mode, content in entries:
+        batch += frame([path.encode(), kind.encode(), f"{mode:o}".encode(), content])
+        if len(batch) >= BATCH_BYTES:
+            yield batch
+            batch = bytearray()
+    batch += frame([b"", b"", b"", b""])
+    yield batch
+
+
 class Channel:
     """Requests to one sandbox's daemon."""
 
@@ -142,10 +155,8 @@ class Channel:
         async with self._connection(TRANSFER_TIMEOUT_S, "upload") as sock:
             await _send(sock, [b"fill" if fresh else b"put"])
             try:
-                for path, kind, mode, content in entries:
-                    record = [path.encode(), kind.encode(), f"{mode:o}".encode(), content]
-                    await _send(sock, record)
-                await _send(sock, [b"", b"", b"", b""])
+                for batch in _batches(entries):
+                    await asyncio.get_running_loop().sock_sendall(sock, batch)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # the daemon refused midway; its reply says why
             _check(await _receive(sock), "upload")

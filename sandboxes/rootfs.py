@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from pathlib import Path
@@ -94,23 +95,36 @@ def mount_arguments(disk_mb: int, empty_fd: int, guard_proc_sys: bool) -> list[s
         empty_fd: an empty file, for /etc/ld.so.preload.
         guard_proc_sys: bind /proc/sys read-only, where ids alone don't protect it.
     """
-    args = ["--size", _mb(disk_mb), "--tmpfs", "/", "--ro-bind", "/usr", "/usr"]
-    for view in USR_VIEWS:
-        if os.path.isdir(view):
-            args += ["--ro-bind", os.path.realpath(view), view]
-    args += ["--proc", "/proc"]
+    args = ["--size", _mb(disk_mb), "--tmpfs", "/", *_usr_binds(), "--proc", "/proc"]
     if guard_proc_sys:
         args += ["--ro-bind", "/proc/sys", "/proc/sys"]
     args += ["--dev", "/dev", "--size", _mb(SHM_MB), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-    args += ["--size", _mb(ETC_MB), "--tmpfs", "/etc"]
-    for name in (*SHARED_ETC, *_python_etc()):
-        source = Path("/etc", name)
-        if source.exists():
-            args += ["--ro-bind", str(source.resolve()), f"/etc/{name}"]
+    args += ["--size", _mb(ETC_MB), "--tmpfs", "/etc", *_etc_binds()]
     args += ["--ro-bind-data", str(empty_fd), "/etc/ld.so.preload"]
     for path in GRADING_MOUNTS:
         args += ["--size", _mb(GRADING_MB), "--tmpfs", path]
     return args
+
+
+@functools.cache
+def _usr_binds() -> tuple[str, ...]:
+    """/usr and the views of it, as they were when this was first asked."""
+    args = ["--ro-bind", "/usr", "/usr"]
+    for view in USR_VIEWS:
+        if os.path.isdir(view):
+            args += ["--ro-bind", os.path.realpath(view), view]
+    return tuple(args)
+
+
+@functools.cache
+def _etc_binds() -> tuple[str, ...]:
+    """What is shared of /etc, as it was when this was first asked."""
+    args: list[str] = []
+    for name in (*SHARED_ETC, *_python_etc()):
+        source = Path("/etc", name)
+        if source.exists():
+            args += ["--ro-bind", str(source.resolve()), f"/etc/{name}"]
+    return tuple(args)
 
 
 def first_files() -> list[tuple[str, str, int, bytes]]:
