@@ -28,6 +28,7 @@ CONTROLLERS = ("memory", "pids", "cpu")
 CPU_PERIOD_US = 100_000  # the kernel's default
 CPU_WEIGHT = 1024  # v1's default: a sandbox counts as one process, however many it has
 CPU_WEIGHT_V2 = 100  # the same on v2's scale
+MOST_WEIGHT, MOST_WEIGHT_V2 = 262_144, 10_000  # the kernel's
 REMOVE_LIMIT_S = 2.0  # a group is busy until its last process has been collected
 RETRY_S = 0.002
 SWEEPER_START_S = 10.0
@@ -116,10 +117,23 @@ class Owner:
                 (path / name).mkdir()
                 for file, value in settings(limits, controllers, self.unified).items():
                     (path / name / file).write_text(value, encoding="utf-8")
+                if "cpu" in controllers:
+                    self._weigh(path)
         except OSError:
             made.remove()
             raise
         return made
+
+    def _weigh(self, path: Path) -> None:
+        """Let all our sandboxes together count as many processes as they are.
+
+        Otherwise they would share the weight of one, and starve beside an engine.
+        """
+        alive = sum(entry.is_dir() for entry in os.scandir(path))
+        weight = min(alive * CPU_WEIGHT, MOST_WEIGHT)
+        weight_v2 = min(alive * CPU_WEIGHT_V2, MOST_WEIGHT_V2)
+        file, value = ("cpu.weight", weight_v2) if self.unified else ("cpu.shares", weight)
+        (path / file).write_text(str(value), encoding="utf-8")
 
 
 def settings(limits: Limits, controllers: frozenset[str], unified: bool) -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
-from sandboxes.cgroups import CONTROLLERS, Limits, settings, writable
+from sandboxes.cgroups import CONTROLLERS, Limits, Owner, settings, writable
 
 LIMITS = Limits(memory=1 << 20, processes=7, cpus=1.5)
 EVERY = frozenset(CONTROLLERS)
@@ -67,3 +68,23 @@ def test_every_limit_of_a_present_controller_is_written(unified: bool) -> None:
     assert files["memory.max" if unified else "memory.limit_in_bytes"] == str(1 << 20)
     assert files["cpu.max" if unified else "cpu.cfs_quota_us"].split()[0] == "150000"
     assert settings(LIMITS, frozenset({"pids"}), unified) == {"pids.max": "7"}
+
+
+@pytest.mark.parametrize(
+    ("unified", "file", "each", "most"),
+    [(False, "cpu.shares", 1024, 262_144), (True, "cpu.weight", 100, 10_000)],
+)
+def test_sandboxes_weigh_as_many_processes_as_they_are(
+    tmp_path: Path, unified: bool, file: str, each: int, most: int
+) -> None:
+    owner = Owner({tmp_path: frozenset({"cpu"})}, unified, -1, itertools.count())
+    first = owner.group(LIMITS)
+    assert (tmp_path / file).read_text() == str(each)
+    assert (first.directories[0] / file).read_text() == str(each)
+    for _ in range(2):
+        owner.group(LIMITS)
+    assert (tmp_path / file).read_text() == str(3 * each)
+    for name in range(300):
+        (tmp_path / f"other-{name}").mkdir()
+    owner.group(LIMITS)
+    assert (tmp_path / file).read_text() == str(most)
