@@ -113,7 +113,9 @@ def test_several_first_sandboxes_at_once_are_all_right(tmp_path: Path, layers: P
 
 
 @pytest.mark.usefixtures("layers")
-@pytest.mark.skipif(not launch.can_map_ids(), reason="one user only")
+@pytest.mark.skipif(
+    not launch.can_map_ids(), reason="this user can give a sandbox one user id only"
+)
 def test_user_arguments_and_environment_hold_as_docker_says(tmp_path: Path) -> None:
     recipe = Recipe(
         tmp_path,
