@@ -16,6 +16,9 @@ import hashlib
 import os
 from pathlib import Path
 
+from sandboxes.guest.enclosure import EMPTY_FILE
+
+SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 USR_VIEWS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 # Public configuration that programs need; nothing here may hold a secret.
@@ -87,12 +90,11 @@ SHM_MB = 16
 OWN_MOUNTS_MB = len(GRADING_MOUNTS) * GRADING_MB + ETC_MB + SHM_MB
 
 
-def mount_arguments(disk_mb: int, empty_fd: int, guard_proc_sys: bool) -> list[str]:
+def mount_arguments(disk_mb: int, guard_proc_sys: bool) -> list[str]:
     """Arguments that build the file system.
 
     Args:
         disk_mb: size limit of the writable root.
-        empty_fd: an empty file, for /etc/ld.so.preload.
         guard_proc_sys: bind /proc/sys read-only, where ids alone don't protect it.
     """
     args = ["--size", _mb(disk_mb), "--tmpfs", "/", *_usr_binds(), "--proc", "/proc"]
@@ -100,7 +102,7 @@ def mount_arguments(disk_mb: int, empty_fd: int, guard_proc_sys: bool) -> list[s
         args += ["--ro-bind", "/proc/sys", "/proc/sys"]
     args += ["--dev", "/dev", "--size", _mb(SHM_MB), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     args += ["--size", _mb(ETC_MB), "--tmpfs", "/etc", *_etc_binds()]
-    args += ["--ro-bind-data", str(empty_fd), "/etc/ld.so.preload"]
+    args += ["--ro-bind-data", EMPTY_FILE, "/etc/ld.so.preload"]
     for path in GRADING_MOUNTS:
         args += ["--size", _mb(GRADING_MB), "--tmpfs", path]
     return args

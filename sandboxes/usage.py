@@ -8,13 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import dataclass
 
 from harbor.environments.base import BaseEnvironment
 
 from sandboxes.bubblewrap import BubblewrapEnvironment
-from sandboxes.launch import guest_python
+from sandboxes.rootfs import SYSTEM_PYTHONS
 
 _LEFT_AT = "/solution/.usage"  # a mount of its own: no task's outcome lies there
 _CONTENT_LIMIT = 64
@@ -44,10 +45,12 @@ class Usage:
 
 
 def metered(env: BaseEnvironment, command: str) -> str:
-    """`command`, measured where `env` is a local sandbox."""
+    """`command`, measured where `env` is a local sandbox and /usr has a Python."""
     if not isinstance(env, BubblewrapEnvironment):
         return command
-    python = shlex.quote(guest_python().python)
+    python = next((path for path in SYSTEM_PYTHONS if os.access(path, os.X_OK)), None)
+    if python is None:
+        return command
     return f"exec {python} -I -S -c {shlex.quote(_METER)} {shlex.quote(command)}"
 
 

@@ -1,7 +1,7 @@
 """What a task may expect of its working directory; the verifier checks it.
 
 Invariants:
-- An expectation is plain JSON: a kind, which names a module of `verifier` and the
+- An expectation is plain data: a kind, which names a module of `verifier` and the
   function there that checks it, and that function's arguments.
 - It speaks of the outcome: files, modes, databases, commits, what a program does.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+SHORT = 4096  # bytes that are quoted: loading the module of digests takes as long as Python's start
 
 type Expectation = dict[str, Any]
 
@@ -22,7 +24,9 @@ def text(path: str, content: str) -> Expectation:
 
 def unchanged(path: str, content: str | bytes, gzipped: bool = False) -> Expectation:
     """A regular file with exactly these bytes, or whose decompressed bytes are these."""
-    return {"kind": "files.unchanged", "path": path, "digest": _sha256(content), "gzipped": gzipped}
+    data = content.encode() if isinstance(content, str) else content
+    wanted = data if len(data) <= SHORT else _sha256(data)
+    return {"kind": "files.unchanged", "path": path, "wanted": wanted, "gzipped": gzipped}
 
 
 def absent(path: str) -> Expectation:

@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,13 +91,13 @@ def task_files(family: str, tier: int, task: Task) -> Files:
     kept = [
         unchanged(name, content) for name, content in task.files.items() if name not in task.changes
     ]
-    expected = json.dumps([*task.expect, *kept], indent=1, ensure_ascii=True)
+    expected = "".join(f"    {item!a},\n" for item in (*task.expect, *kept))
     solution = f"#!/bin/bash\nset -euo pipefail\ncd /app\n{task.solution.strip()}\n"
     text = {
         "task.toml": _TASK_TOML.format(family=family, tier=tier),
         "instruction.md": task.instruction.strip() + "\n",
         "environment/Dockerfile": _dockerfile(task),
-        "tests/expected.json": expected + "\n",
+        "tests/expected.py": f"EXPECTED = [\n{expected}]\n",
     }
     files: Files = {name: (content.encode(), 0o644) for name, content in text.items()}
     files["solution/solve.sh"] = (solution.encode(), 0o755)

@@ -21,11 +21,9 @@ import _socket
 import os
 import select
 import struct
-import sys
 import time
 
 from sandboxes.guest.bounds import memory_in_use, set_bounds
-from sandboxes.guest.kernel import prctl
 from sandboxes.guest.killing import kill_everything, kill_tree, reap, remove_traps
 from sandboxes.guest.output import Stream, read_now
 from sandboxes.guest.shell import supervise
@@ -39,7 +37,6 @@ WATCH_EVERY_S = 0.1  # a core fills a few hundred MiB in this time
 STATUS_BYTES = 16  # an exit code, written at once
 EXIT_TIMED_OUT = 124
 EXIT_KILLED = 137
-PR_SET_DUMPABLE = 4
 
 
 class Job:
@@ -56,14 +53,14 @@ class Job:
 class Daemon:
     """The event loop: new requests, output, ends and deadlines of commands."""
 
-    def __init__(self, control: int, single_uid: bool, watched_bytes: int) -> None:
-        self.control = _socket.socket(fileno=control)
-        self.control_fd = control
+    def __init__(self, control: _socket.socket, single_uid: bool, watched_bytes: int) -> None:
+        self.control = control
+        self.control_fd = control.fileno()
         self.single_uid = single_uid
         self.watched_bytes = watched_bytes
         self.next_watch = 0.0
         self.poll = select.poll()
-        self.poll.register(control, select.POLLIN)
+        self.poll.register(self.control_fd, select.POLLIN)
         self.jobs: list[Job] = []
         self.by_fd: dict[int, Job | None] = {}  # None: a pipe whose command has ended
 
@@ -187,6 +184,20 @@ class Daemon:
             waits.append(self.next_watch - now)
         return self.poll.poll(1000 * max(0.0, min([REAP_EVERY_S, *waits])))
 
+    def begin(self, processes: int) -> None:
+        """Close the door behind us, say that we are ready and what holds, serve."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.closerange(3, self.control_fd)
+        os.closerange(self.control_fd + 1, 4096)
+        os.chmod("/dev/shm", 0o1777)
+        bounds = set_bounds(processes)
+        bounds["calls"] = refuse_calls()
+        holding = " ".join(name for name, holds in bounds.items() if holds)
+        self.control.send(f"ready {holding}".encode())
+        self.serve()
+
     def serve(self) -> None:
         """Run until the owner closes the control socket."""
         while True:
@@ -200,26 +211,3 @@ class Daemon:
                 self.stop(job, True)
             self.watch()
             reap()
-
-
-def main() -> None:
-    """Close the door behind us, say that we are ready and what holds, serve."""
-    single_uid, control = sys.argv[1] == "single", int(sys.argv[2])
-    processes, watched_bytes = int(sys.argv[3]), int(sys.argv[4])
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.closerange(3, control)
-    os.closerange(control + 1, 4096)
-    os.chmod("/dev/shm", 0o1777)
-    bounds = set_bounds(processes)
-    bounds["calls"] = refuse_calls()
-    holding = " ".join(name for name, holds in bounds.items() if holds)
-    daemon = Daemon(control, single_uid, watched_bytes)
-    daemon.control.send(f"ready {holding}".encode())
-    daemon.serve()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,20 @@
-"""Calls of the C library, by the part of ctypes that is written in C.
+"""Calls of the C library that Python, from 3.10 on, has no names for.
 
 Invariants:
 - An argument is an integer of 32 bits, a byte string, a `Buffer` or None; the result
   is an integer, and `errno` says why it is negative.
-- The package around that part is not loaded: it would take a fifth of a start.
+- Only the part of ctypes that is written in C is loaded: memory that a process has is
+  copied each time it forks.
 """
 
 from __future__ import annotations
 
 import _ctypes
+import os
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x00020000, 0x02000000, 0x04000000
+CLONE_NEWIPC, CLONE_NEWUSER = 0x08000000, 0x10000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 
 
 class Integer(_ctypes._SimpleCData):  # pyright: ignore[reportPrivateUsage, reportMissingTypeArgument]
@@ -43,4 +49,17 @@ def buffer(content: bytes) -> _ctypes.Array[Byte]:
 
 
 prctl, capset, mount = function("prctl"), function("capset"), function("mount")
+unshare, setns = function("unshare"), function("setns")
 errno, address = _ctypes.get_errno, _ctypes.addressof
+
+
+def check(result: int, what: str) -> None:
+    """Raise OSError if a call has failed."""
+    if result < 0:
+        raise OSError(errno(), f"{what}: {os.strerror(errno())}")
+
+
+def overwrite(begin: int, content: bytes) -> None:
+    """Put bytes at an address of this process's memory."""
+    kind = type("Memory", (_ctypes.Array,), {"_type_": Byte, "_length_": len(content)})
+    memoryview(kind.from_address(begin)).cast("B")[:] = content  # pyright: ignore[reportAttributeAccessIssue]

@@ -3,8 +3,9 @@
 Invariants:
 - The supervisor is a child subreaper, so every process that the command starts,
   in whatever session, stays its descendant for as long as the shell runs.
-- The shell runs without the capabilities that would let it trace or change the
-  daemon, in a session of its own, with no descriptor but its standard three.
+- Both run as the command's user, without the capabilities that would let it trace or
+  change the daemon; the shell in a session of its own, with no descriptor but its
+  standard three.
 - When memory runs out, of the sandbox or of the machine, the kernel ends what a
   command started before it ends anything else.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import struct
 
 from sandboxes.guest.bounds import wrote
@@ -25,6 +27,9 @@ LAST_CAPABILITY = 40
 # setuid, setpcap, net_bind_service, net_raw, sys_chroot, audit_write, setfcap.
 KEPT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31)
 
+# Python ignores these, and a program keeps ignoring what was ignored when it started.
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+EXIT_CANNOT_RUN = 126
 FIRST_TO_DIE = "1000"  # the highest oom_score_adj
 
 
@@ -77,31 +82,34 @@ def become(user: str, single_uid: bool) -> str:
     return home
 
 
-def run_shell(request: list[bytes], out: int, err: int, single_uid: bool) -> None:
-    """Become the command's shell; never returns."""
+def start_shell(request: list[bytes], out: int, err: int, single_uid: bool) -> int:
+    """Take the limits and the user of a command, and start its shell; its process number.
+
+    The shell is not forked: copying this process would take as long as bash's start.
+    """
     command, cwd, user, limits = request[1], request[2], request[3].decode(), request[4]
-    try:
-        os.setsid()
-        wrote("/proc/self/oom_score_adj", FIRST_TO_DIE)
-        null = os.open("/dev/null", os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.closerange(3, 4096)
-        for item in limits.decode().split():
-            which, value = item.split("=")
-            resource.setrlimit(getattr(resource, which), (int(value), int(value)))
-        home = become(user, single_uid)
-        os.chdir(cwd)
-        env = {b"HOME": home.encode()}
-        for item in request[7:]:
-            key, _, value = item.partition(b"=")
-            env[key] = value
-        env.setdefault(b"PWD", cwd)
-        os.execve("/bin/bash", [b"bash", b"-c", command], env)
-    except BaseException as error:
-        os.write(2, f"sandbox: cannot run the command: {error}\n".encode())
-        os._exit(126)
+    wrote("/proc/self/oom_score_adj", FIRST_TO_DIE)
+    for item in limits.decode().split():
+        which, value = item.split("=")
+        resource.setrlimit(getattr(resource, which), (int(value), int(value)))
+    env = {b"HOME": become(user, single_uid).encode()}
+    os.chdir(cwd)
+    for item in request[7:]:
+        key, _, value = item.partition(b"=")
+        env[key] = value
+    env.setdefault(b"PWD", cwd)
+    return os.posix_spawn(
+        "/bin/bash",
+        [b"bash", b"-c", command],
+        env,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, out, 1),
+            (os.POSIX_SPAWN_DUP2, err, 2),
+        ],
+        setsid=True,
+        setsigdef=IGNORED_BY_PYTHON,
+    )
 
 
 def supervise(request: list[bytes], out: int, err: int, status: int, single_uid: bool) -> None:
@@ -115,12 +123,14 @@ def supervise(request: list[bytes], out: int, err: int, status: int, single_uid:
                     os.close(int(name))
                 except OSError:
                     continue  # the descriptor of the listing itself
-        shell = os.fork()
-        if shell == 0:
-            run_shell(request, out, err, single_uid)
-        os.close(out)
-        if err != out:
-            os.close(err)
+        try:
+            shell = start_shell(request, out, err, single_uid)
+        except (OSError, ValueError) as error:
+            os.write(err, f"sandbox: cannot run the command: {error}\n".encode())
+            os.write(status, str(EXIT_CANNOT_RUN).encode())
+            os._exit(0)
+        for fd in {out, err}:
+            os.close(fd)
         while True:
             pid, state = os.waitpid(-1, 0)
             if pid == shell:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -19,6 +18,7 @@ from sandboxes.gates import DEFAULT_LIMITS
 from sandboxes.grading import VERIFIER_ENV, grade
 from sandboxes.provider import SandboxProvider
 from sandboxes.tasks import TaskPackage, load_package
+from tests.support.packages import expectations
 from tests.support.sandbox import output, started
 
 COHORT = COHORTS["screen116"]
@@ -84,7 +84,7 @@ CHEATS = {
     "/logs/verifier/reward.txt; ln -s /tmp/r /logs/verifier/reward.json",
     "verifier folder elsewhere": "rm -rf /logs/verifier; mkdir -p /tmp/v; echo 1 > "
     "/tmp/v/reward.txt; ln -s /tmp/v /logs/verifier",
-    "tests planted": "mkdir -p /tests/verifier; echo '[]' > /tests/expected.json; "
+    "tests planted": "mkdir -p /tests/verifier; echo 'EXPECTED=[]' > /tests/expected.py; "
     "echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; "
     "echo 'def main(): pass' > /tests/verifier/check.py",
     "own tools": "mkdir -p /root/bin /app/.b; for t in cmp stat ls wc sh env git python3 tar; do "
@@ -102,7 +102,7 @@ CHEATS = {
     "sed -i 's,/root,/srv/home,' /etc/passwd; echo /srv/evil.so > /etc/ld.so.preload",
     "background writer": 'for i in 1 2; do setsid bash -c \'trap "" TERM HUP INT; while :; do '
     "echo 1 > /logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.json; "
-    'echo "[]" > /tests/expected.json; done\' & done',
+    'echo "EXPECTED=[]" > /tests/expected.py; done\' & done',
 }
 
 
@@ -110,8 +110,7 @@ WAYS = 4  # a family meets every fourth cheat, and so every cheat meets a fourth
 
 
 def _expected(package: TaskPackage) -> list[dict[str, str]]:
-    file = package.path / "tests" / "expected.json"
-    return json.loads(file.read_text()) if file.exists() else []
+    return expectations(package.path)
 
 
 def _odd_results(package: TaskPackage) -> str:
@@ -173,7 +172,7 @@ def test_cheats_score_nothing_and_spoil_no_solution(
 WRITER = (
     'setsid bash -c \'trap "" TERM HUP INT; echo $$ > /tmp/writer; while :; do '
     "echo 1 > /logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.json; "
-    'echo "[]" > /tests/expected.json; done\' > /dev/null 2>&1 & '
+    'echo "EXPECTED=[]" > /tests/expected.py; done\' > /dev/null 2>&1 & '
     "while [ ! -s /tmp/writer ]; do sleep 0.01; done"
 )
 
@@ -187,7 +186,7 @@ def test_verifier_ends_what_still_runs_where_the_runner_does_not(
     async def reward() -> tuple[bytes | None, str]:
         async with started(package, tmp_path) as env:
             await env.upload_dir(package.path / "tests", "/tests")
-            await output(env, WRITER.replace('echo "[]" > /tests/expected.json', ":"))
+            await output(env, WRITER.replace('echo "EXPECTED=[]" > /tests/expected.py', ":"))
             await env.run("/tests/test.sh", env=VERIFIER_ENV, clean_env=True)
             alive = await output(env, "kill -0 $(cat /tmp/writer) && echo alive")
             return await env.read_file("/logs/verifier/reward.txt", 100), alive
@@ -202,9 +201,11 @@ ATTACKS = {
     "writes the reward": "echo 1 > /logs/verifier/reward.txt",
     "leaves a writer": WRITER,
     "kills the verifier": "kill -9 -1",
-    "changes the verifier": "echo '[]' | tee /tests/expected.json $(find /tests -name '*.py')",
-    "reads what is expected": "python3 -c 'import json, sys\n"
-    'for item in json.load(open("/tests/expected.json")):\n'
+    "changes the verifier": "echo 'EXPECTED=[]' | tee /tests/expected.py "
+    "$(find /tests -name '*.py')",
+    "reads what is expected": 'python3 -c \'import sys; sys.path.insert(0, "/tests")\n'
+    "import expected\n"
+    "for item in expected.EXPECTED:\n"
     '    if sys.argv[1] in item.get("argv", []): print(item["prints"])\' $1',
     "floods": "yes",
 }

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from sandboxes import cgroups, launch
 from sandboxes.bubblewrap import BubblewrapEnvironment
 from sandboxes.tasks import TaskPackage, load_package
 from tests.support.packages import write_package
-from tests.support.sandbox import create, daemons, output, started
+from tests.support.sandbox import create, daemons, output, started, zygotes
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDINARY_USER = 65534
@@ -184,27 +184,7 @@ def test_missing_bubblewrap_is_one_clear_message(monkeypatch: pytest.MonkeyPatch
         BubblewrapEnvironment.preflight()
 
 
-@pytest.fixture
-def no_system_python(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    monkeypatch.setattr(launch, "SYSTEM_PYTHONS", ())
-    launch.guest_python.cache_clear()
-    yield
-    launch.guest_python.cache_clear()
-
-
-@pytest.mark.usefixtures("no_system_python")
-def test_python_that_sandboxes_cannot_reach_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(launch, "can_map_ids", lambda: True)
-    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
-    tmp_path.chmod(0o700)
-    with pytest.raises(ConfigurationError, match="apt-get install python3"):
-        launch.require_bubblewrap()
-
-
-@pytest.mark.usefixtures("no_system_python")
-def test_running_python_stands_in_where_the_system_has_none(
+def test_sysctls_are_guarded_where_ids_do_not(
     package: TaskPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "can_map_ids", lambda: False)
@@ -214,6 +194,21 @@ def test_running_python_stands_in_where_the_system_has_none(
             assert await output(env, "echo ok; echo x > /proc/sys/kernel/hostname || echo no") == (
                 "ok\nbash: line 1: /proc/sys/kernel/hostname: Read-only file system\nno\n"
             )
+
+    asyncio.run(main())
+
+
+def test_dead_zygote_takes_its_sandboxes_along_and_is_replaced(
+    package: TaskPackage, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with started(package, tmp_path, "before") as env:
+            (zygote,) = zygotes(os.getpid())
+            os.kill(zygote, signal.SIGKILL)
+            with pytest.raises(SandboxError, match="sandbox is gone"):
+                await env.run("sleep 20", timeout_s=20)
+        async with started(package, tmp_path, "after") as env:
+            assert await output(env, "echo ok") == "ok\n"
 
     asyncio.run(main())
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from rl.errors import InfrastructureError, SandboxError
-from sandboxes import launch
 from sandboxes.bubblewrap import BubblewrapEnvironment
 from sandboxes.grading import grade
+from sandboxes.rootfs import SYSTEM_PYTHONS
 from sandboxes.tasks import TaskPackage, load_package
 from tests.support.escapes import DENIED, HARMS, Harm
 from tests.support.packages import write_package
@@ -66,7 +66,7 @@ class Host:
             "PORT": str(port),
             "SOCKET": str(path),
             "ABSTRACT": abstract,
-            "PY": launch.guest_python().python,
+            "PY": SYSTEM_PYTHONS[0],
         }
 
     def harm(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
+from typing import Any
 
 TASK_TOML = """\
 schema_version = "1.4"
@@ -41,3 +43,11 @@ def write_package(root: Path, name: str = "rm-old", family: str = "rm", tier: in
         target.write_text(content, encoding="utf-8")
         target.chmod(0o755 if relative.endswith(".sh") else 0o644)
     return path
+
+
+def expectations(package: Path) -> list[dict[str, Any]]:
+    """What the verifier of one of the bank's packages expects; nothing for tier 1."""
+    file = package / "tests" / "expected.py"
+    if not file.exists():
+        return []
+    return ast.literal_eval(file.read_text(encoding="ascii").removeprefix("EXPECTED = "))

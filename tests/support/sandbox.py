@@ -41,11 +41,18 @@ async def finished(env: BubblewrapEnvironment, command: str, timeout_s: float) -
 
 
 def daemons(owner: int) -> list[int]:
-    """Live sandboxes whose first process was started by `owner`, or that have no owner."""
+    """Live sandboxes of `owner`, and whatever has outlived an owner."""
+    return _inits(*zygotes(owner), 1)
+
+
+def zygotes(owner: int) -> list[int]:
+    return _inits(owner)
+
+
+def _inits(*parents: int) -> list[int]:
     found: list[int] = []
     for line in subprocess.check_output(["ps", "ax", "-o", "pid,ppid,cmd"], text=True).splitlines():
         pid, parent, command = line.split(None, 2)
-        # As root, bubblewrap is the child of the `unshare` that made its namespace.
-        if command.startswith(("bwrap ", "unshare -U")) and int(parent) in (owner, 1):
+        if command.startswith("sandbox-init") and int(parent) in parents:
             found.append(int(pid))
     return found

@@ -5,21 +5,23 @@ Invariants:
 - What is expected is read, then removed from disk, before any of the agent's code runs.
 - The reward file is new: whatever lay at its place is removed, links unfollowed.
 - A wrong outcome is a reward of 0; an error of this program leaves no reward.
+- What most tasks don't need is loaded where it is needed: an attempt at a small task
+  costs little more than the start of Python.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
 import os
-import shutil
 import stat
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 from .files import SHOWN
 from .processes import end_others
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORKDIR = "/app"
@@ -29,7 +31,7 @@ REWARDS = "/logs/verifier"
 def main() -> None:
     """Check everything, say what failed, write the reward."""
     end_others()
-    expectations = take_expectations(os.path.join(TESTS, "expected.json"))
+    expectations = take_expectations()
     for folder in (TESTS, REWARDS):
         make_private(folder)
     write_reward(0)  # should a program of the agent's end this one, that is its result
@@ -63,19 +65,20 @@ def problem_of(expectation: dict[str, Any]) -> str:
     """
     arguments = dict(expectation)
     module, function = arguments.pop("kind").split(".")
-    theme = importlib.import_module(f".{module}", __package__)
+    name = f"{__package__}.{module}"
+    __import__(name)
+    theme: Any = sys.modules[name]
     try:
         return getattr(theme, function)(**arguments) or ""
     except theme.WRONG as error:
         return f"{type(error).__name__}: {str(error)[:SHOWN]}"
 
 
-def take_expectations(path: str) -> list[dict[str, Any]]:
-    """Read what is expected, and remove it."""
-    with open(path, encoding="utf-8") as handle:
-        expectations = json.load(handle)
-    os.unlink(path)
-    return expectations
+def take_expectations() -> list[dict[str, Any]]:
+    """Load what is expected, and remove it."""
+    expected = __import__("expected")  # beside this package, as much its own as this file
+    os.unlink(os.path.join(TESTS, "expected.py"))
+    return expected.EXPECTED
 
 
 def make_private(path: str) -> None:
@@ -91,6 +94,8 @@ def clear_rewards() -> None:
     for name in ("reward.json", "reward.txt"):
         path = os.path.join(REWARDS, name)
         if os.path.isdir(path) and not os.path.islink(path):
+            import shutil
+
             shutil.rmtree(path)
         elif os.path.lexists(path):
             os.unlink(path)

@@ -6,10 +6,13 @@ Invariant: no wait is longer than `GRACE_S`.
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Iterable
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SIGKILL, SIGSTOP = 9, 19  # the module that names them takes as long to load as all others
 GRACE_S = 5.0
 POLL_S = 0.001
 
@@ -52,7 +55,7 @@ def end_children() -> None:
 
 def _end(pids: Iterable[int]) -> None:
     """Stop all of them first, so that none forks away from the scan; then kill."""
-    for number in (signal.SIGSTOP, signal.SIGKILL):
+    for number in (SIGSTOP, SIGKILL):
         for pid in pids:
             try:
                 os.kill(pid, number)

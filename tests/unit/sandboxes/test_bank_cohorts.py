@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -19,11 +18,12 @@ from sandboxes.bank import write_bank
 from sandboxes.bank.cohorts import COHORTS
 from sandboxes.bank.families import FAMILIES, Family, draw_package
 from sandboxes.dockerfile import parse_dockerfile
+from tests.support.packages import expectations
 
 COHORT = COHORTS["screen116"]
 # Of the names and content digests below; each changes exactly when the cohort does.
-FROZEN = "0c2fc2645ca194a75192ddc7dbd399b4096a53f554c9ed32f7f1204511925a7a"
-FROZEN_SPLIT = "8b17961dc8a0b8283513ab6be16740091006220751d756259d8b17f167ae4c2a"
+FROZEN = "f1b50e4f50cb392af943ab690c64039207259c4fc10a75eae185561e6b1079d7"
+FROZEN_SPLIT = "0930713a81fa8913ed4e31cb9d67ad7fcd6171c7b5bd1828ee6fc0988bc13377"
 PRINT = """
 from sandboxes.bank.cohorts import COHORTS
 for task in COHORTS["screen116"].tasks():
@@ -89,10 +89,10 @@ def test_frozen_split_has_every_family_on_both_sides(tasks: list[TaskRef]) -> No
 def test_every_given_file_is_looked_at(root: Path) -> None:
     """By itself, as part of a folder, or as a program; those that the set-up packs aside."""
     for package in root.iterdir():
-        expected = package / "tests" / "expected.json"
+        expected = package / "tests" / "expected.py"
         if not expected.exists() or (package / "environment" / "setup.sh").exists():
             continue
-        items = json.loads(expected.read_text())
+        items = expectations(package)
         paths = {item.get("path") for item in items}
         folders = tuple(f"{item['path']}/" for item in items if item["kind"] == "files.names")
         given = package / "environment" / "files"
@@ -103,7 +103,7 @@ def test_every_given_file_is_looked_at(root: Path) -> None:
 
 def test_no_environment_gives_away_what_is_expected(root: Path) -> None:
     for package in root.iterdir():
-        expected = package / "tests" / "expected.json"
+        expected = package / "tests" / "expected.py"
         if not expected.exists():
             continue
         given = [
@@ -111,7 +111,7 @@ def test_no_environment_gives_away_what_is_expected(root: Path) -> None:
             for path in (package / "environment" / "files").rglob("*")
             if path.is_file()
         ]
-        for item in json.loads(expected.read_text()):
+        for item in expectations(package):
             if item["kind"] == "files.text":
                 assert not any(item["content"] in text for text in given), package.name
 

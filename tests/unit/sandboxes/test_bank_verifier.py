@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-import json
 import os
 import sqlite3
 import tarfile
@@ -26,8 +26,8 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problem(expectation: expect.Expectation) -> str:
-    """As after its way through JSON."""
-    return check.problem_of(json.loads(json.dumps(expectation)))
+    """As after its way through the package's tests."""
+    return check.problem_of(ast.literal_eval(ascii(expectation)))
 
 
 def test_each_expectation_has_its_check() -> None:
