@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import shlex
 from contextlib import aclosing
 from pathlib import Path, PurePosixPath
 from typing import Any, override
@@ -222,22 +221,12 @@ class BubblewrapEnvironment(BaseEnvironment):
             self.logger.warning(f"not downloaded (links or special files): {refused[:10]}")
 
     async def read_file(self, path: str, limit: int) -> bytes | None:
-        """A regular file's content, None if there is none.
+        """The first `limit` bytes of a regular file that is no link, None if there is none.
 
         Raises:
-            SandboxError: it is longer than `limit`, or the sandbox is gone.
+            SandboxError: it could not be read, or the sandbox is gone.
         """
-        quoted = shlex.quote(path)
-        probe = await self.run(f"[ -f {quoted} ] && [ ! -L {quoted} ]", clean_env=True, cwd="/")
-        if probe.exit_code != 0:
-            return None
-        content = bytearray()
-        async with aclosing(self._live().channel.get(path, whole=False)) as records:
-            async for _, _, _, piece in records:
-                content += piece
-                if len(content) > limit:
-                    raise SandboxError(f"is longer than {limit} bytes", path)
-        return bytes(content)
+        return await self._live().channel.look(self._inside(path), limit)
 
     def _live(self) -> launch.Sandbox:
         if self._sandbox is None:

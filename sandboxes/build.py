@@ -74,7 +74,7 @@ async def build(
     layer = None if plan.fresh else await asyncio.to_thread(read_layer, plan.layers, name)
     if layer is not None:
         await channel.load(layer)
-        await channel.put(mounted_directories())
+        await channel.put(mounted_directories(), fresh=True)
         return
     await _follow(plan, channel, run)
     layer = await channel.save(FRAMING_FACTOR * (plan.disk_mb + OWN_MOUNTS_MB) << 20)

@@ -174,6 +174,14 @@ class Channel:
                     return
                 yield parts[0], parts[1].decode(), int(parts[2] or b"0", 8) & 0o777, parts[3]
 
+    async def look(self, path: str, limit: int) -> bytes | None:
+        """The first `limit` bytes of a regular file that is no link, None if there is none."""
+        async with self._connection(TRANSFER_TIMEOUT_S, "read a file") as sock:
+            await _send(sock, [b"look", path.encode(), str(limit).encode()])
+            found = await _receive(sock)
+        _check(found, f"read {path}")
+        return found[3] if found[0] else None
+
     async def save(self, limit: int) -> bytes | None:
         """The writable file system as a layer; None if it has more than `limit` bytes.
 

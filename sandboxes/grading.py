@@ -49,10 +49,11 @@ _CLEAR = (
     f"exec chmod 777 {VERIFIER_DIR} {TESTS_DIR}"
 )
 _VERIFY = f"[ -x {TESTS_DIR}/test.sh ] || chmod +x {TESTS_DIR}/test.sh; exec {TESTS_DIR}/test.sh"
-# The name of the file that counts and its content.  One more byte than is allowed
-# tells that there is more; a link, a folder or a pipe is no reward file.
+REWARD_FILES = ("reward.json", "reward.txt")  # the first that is there counts
+# Its name and content.  One more byte than is allowed tells that there is more; a link,
+# a folder or a pipe is no reward file.
 _READ = (
-    f"cd {VERIFIER_DIR} || exit {NO_REWARD}; for name in reward.json reward.txt; do "
+    f"cd {VERIFIER_DIR} || exit {NO_REWARD}; for name in {' '.join(REWARD_FILES)}; do "
     'if [ -f "$name" ] && [ ! -L "$name" ]; then '
     f'echo "$name"; exec head -c {REWARD_LIMIT + 1} "$name"; fi; done; exit {NO_REWARD}'
 )
@@ -176,20 +177,35 @@ async def _run(
 
 
 async def _read_reward(env: BaseEnvironment, package: TaskPackage, log: str) -> float:
-    read = await _run(env, _READ, STEP_TIMEOUT_S, VERIFIER_ENV, "/", _READ_LIMIT, merged=False)
-    if read.code == NO_REWARD:
+    found = await _reward_file(env, package)
+    if found is None:
         raise VerifierError("left no reward file", package.name, _tail(log))
-    if read.code != 0:
-        raise VerifierError(f"its reward can't be read: exit code {read.code}", package.name)
-    name, _, content = read.output.partition(b"\n")
-    parse = parse_reward_json if name == b"reward.json" else parse_reward_text
+    name, content = found
+    parse = parse_reward_json if name == "reward.json" else parse_reward_text
     try:
         if len(content) > REWARD_LIMIT:
             raise ValueError(f"is longer than {REWARD_LIMIT} bytes")
         return parse(content)
     except ValueError as error:
-        where = f"{VERIFIER_DIR}/{name.decode(errors='replace')}"
+        where = f"{VERIFIER_DIR}/{name}"
         raise VerifierError(f"{where}: {error}", package.name, _tail(log)) from None
+
+
+async def _reward_file(env: BaseEnvironment, package: TaskPackage) -> tuple[str, bytes] | None:
+    """Name and content of the reward file that counts, at most one byte more than it may have."""
+    if isinstance(env, BubblewrapEnvironment):
+        for name in REWARD_FILES:
+            content = await env.read_file(f"{VERIFIER_DIR}/{name}", REWARD_LIMIT + 1)
+            if content is not None:
+                return name, content
+        return None
+    read = await _run(env, _READ, STEP_TIMEOUT_S, VERIFIER_ENV, "/", _READ_LIMIT, merged=False)
+    if read.code == NO_REWARD:
+        return None
+    if read.code != 0:
+        raise VerifierError(f"its reward can't be read: exit code {read.code}", package.name)
+    name, _, content = read.output.partition(b"\n")
+    return name.decode(errors="replace"), content
 
 
 def parse_reward_json(content: bytes) -> float:

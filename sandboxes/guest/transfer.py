@@ -7,11 +7,15 @@ follow a path of ours.
 from __future__ import annotations
 
 import _socket
+import errno
 import os
 import stat
 
 from sandboxes.guest.layer import load, save
 from sandboxes.guest.wire import CHUNK, receive, send
+
+# Nothing there, a link, a socket or a device without a driver: no regular file.
+NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
 def leads_elsewhere(path: bytes) -> bool:
@@ -66,6 +70,24 @@ def send_file(conn: _socket.socket, path: bytes, name: bytes) -> None:
         os.close(handle)
 
 
+def look(conn: _socket.socket, path: bytes, limit: int) -> None:
+    """Send the first `limit` bytes of a regular file that is no link, if there is one."""
+    content, found = b"", False
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+    else:
+        try:
+            found = stat.S_ISREG(os.fstat(handle).st_mode)
+            while found and len(content) < limit and (data := os.read(handle, limit)):
+                content += data
+        finally:
+            os.close(handle)
+    send(conn, b"found" if found else b"", b"", b"", content[:limit])
+
+
 def get(conn: _socket.socket, root: bytes, whole: bool) -> None:
     """Send a file, or a directory's directories and regular files."""
     if not whole:
@@ -99,6 +121,8 @@ def serve(conn: _socket.socket, request: list[bytes]) -> bool:
             load(conn)
         elif request[0] == b"save":
             save(conn)
+        elif request[0] == b"look":
+            look(conn, request[1], int(request[2]))
         else:
             get(conn, request[1], request[2] == b"1")
     except (OSError, ValueError) as error:
