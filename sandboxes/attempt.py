@@ -6,6 +6,7 @@ Invariants:
   nothing is left at the scratch path, which is made by whoever writes there.
 - The agent's deadline leaves room for verifier and stop.  An agent that returns
   by itself is graded, however it did; one that overruns is infrastructure's fault.
+- A verifier's own sandbox, where the package has one, is stopped as surely.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rl.agent.shell import Shell
 from rl.errors import DeadlineExceeded, InfrastructureError, SandboxError
 from rl.records import Failure
 from sandboxes.grading import Grade, grade
+from sandboxes.separate import grade_separately
 from sandboxes.tasks import TaskPackage
 
 OVERRUN_GRACE_S = 5.0  # an agent returns at its deadline, then its event loop is busy
@@ -36,6 +38,12 @@ class Provider(Protocol):
 
     def create(self, package: TaskPackage, attempt_id: str, scratch: Path) -> BaseEnvironment:
         """An environment, not yet started."""
+        ...
+
+    def create_grader(
+        self, package: TaskPackage, attempt_id: str, scratch: Path
+    ) -> BaseEnvironment:
+        """The separate environment of a package's verifier, not yet started."""
         ...
 
     def shell(self, env: BaseEnvironment) -> Shell:
@@ -110,7 +118,8 @@ async def run_attempt[T](
         try:
             with _scratch(attempt_id) as scratch:
                 env = provider.create(package, attempt_id, scratch)
-                await _in_sandbox(run, env, package, provider, agent, limits)
+                grading = _Grading(package, provider, limits, attempt_id, scratch)
+                await _in_sandbox(run, env, grading, agent)
         except InfrastructureError as error:
             failure = Failure(kind=type(error).__name__, message=str(error))
     if failure is not None or run.grade is None:
@@ -121,27 +130,54 @@ async def run_attempt[T](
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Grading:
+    """How one attempt is graded: in its own sandbox, or in one of the verifier's."""
+
+    package: TaskPackage
+    provider: Provider
+    limits: AttemptLimits
+    attempt_id: str
+    scratch: Path
+
+    async def grade(self, env: BaseEnvironment, left_s: float) -> Grade:
+        """Grade what the agent left in `env` in at most `left_s` seconds."""
+        limits, package = self.limits, self.package
+        until = asyncio.get_running_loop().time() + min(limits.verifier_s, left_s)
+        if not package.separate_verifier:
+            return await grade(env, package, _left_s(until, package))
+        scratch = self.scratch / "grader"
+        grader = self.provider.create_grader(package, self.attempt_id, scratch)
+        try:
+            await _create(grader, min(limits.create_s, _left_s(until, package)))
+            left_s = _left_s(until, package)
+            return await grade_separately(env, grader, package, scratch, left_s)
+        finally:
+            await _stop(grader, limits.stop_s)
+
+
+def _left_s(until: float, package: TaskPackage) -> float:
+    left = until - asyncio.get_running_loop().time()
+    if left <= 0:
+        raise DeadlineExceeded("no time was left for the verifier", package.name)
+    return left
+
+
 async def _in_sandbox[T](
-    run: _Run[T],
-    env: BaseEnvironment,
-    package: TaskPackage,
-    provider: Provider,
-    agent: Agent[T],
-    limits: AttemptLimits,
+    run: _Run[T], env: BaseEnvironment, grading: _Grading, agent: Agent[T]
 ) -> None:
     """Create, act, verify; stop exactly once whatever happens."""
+    package, limits = grading.package, grading.limits
     until = asyncio.get_running_loop().time() + limits.deadline_s
+    stops = 2 if package.separate_verifier else 1
     try:
         with run.timed("create"):
             await _create(env, min(limits.create_s, limits.deadline_s))
         with run.timed("agent"):
             acting_until = _agent_deadline(package, limits, until)
-            run.agent = await _act(agent, provider.shell(env), acting_until)
+            run.agent = await _act(agent, grading.provider.shell(env), acting_until)
         with run.timed("verify"):
-            left = until - limits.stop_s - asyncio.get_running_loop().time()
-            if left <= 0:
-                raise DeadlineExceeded("no time was left for the verifier", package.name)
-            run.grade = await grade(env, package, min(limits.verifier_s, left))
+            run.grade = await grading.grade(env, _left_s(until - stops * limits.stop_s, package))
     finally:
         with run.timed("stop"):
             await _stop(env, limits.stop_s)

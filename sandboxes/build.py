@@ -25,7 +25,7 @@ from sandboxes.archives import archive_entries
 from sandboxes.channel import Channel, Entry, Finished
 from sandboxes.dockerfile import Copy, MakeDir, Recipe, Run, Step, Unpack
 from sandboxes.layers import layer_name, read_layer, write_layer
-from sandboxes.rootfs import OWN_MOUNTS_MB, first_files, mounted_directories
+from sandboxes.rootfs import OWN_MOUNTS_MB, first_files
 from sandboxes.transfer import file_entries, tree_entries
 
 FRAMING_FACTOR = 2  # a layer of many small files is mostly names and numbers
@@ -74,7 +74,6 @@ async def build(
     layer = None if plan.fresh else await asyncio.to_thread(read_layer, plan.layers, name)
     if layer is not None:
         await channel.load(layer)
-        await channel.put(mounted_directories(), fresh=True)
         return
     await _follow(plan, channel, run)
     layer = await channel.save(FRAMING_FACTOR * (plan.disk_mb + OWN_MOUNTS_MB) << 20)

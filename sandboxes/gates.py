@@ -106,18 +106,26 @@ class AsRequested:
 
     def create(self, package: TaskPackage, attempt_id: str, scratch: Path) -> BaseEnvironment:
         """See `Provider`."""
+        return self._as_asked(package).create(package, attempt_id, scratch)
+
+    def create_grader(
+        self, package: TaskPackage, attempt_id: str, scratch: Path
+    ) -> BaseEnvironment:
+        """See `Provider`."""
+        return self._as_asked(package).create_grader(package, attempt_id, scratch)
+
+    def shell(self, env: BaseEnvironment) -> Shell:
+        """See `Provider`."""
+        return self._inner.shell(env)
+
+    def _as_asked(self, package: TaskPackage) -> SandboxProvider:
         asked = {
             "cpus": package.cpus,
             "memory_mb": package.memory_mb,
             "disk_mb": package.config.environment.storage_mb,
         }
         stated = {key: value for key, value in asked.items() if value is not None}
-        provider = SandboxProvider(self._config.model_copy(update=stated))
-        return provider.create(package, attempt_id, scratch)
-
-    def shell(self, env: BaseEnvironment) -> Shell:
-        """See `Provider`."""
-        return self._inner.shell(env)
+        return SandboxProvider(self._config.model_copy(update=stated))
 
 
 class _Gate:

@@ -15,9 +15,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import shlex
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import cast
 
@@ -89,9 +91,26 @@ async def grade(env: BaseEnvironment, package: TaskPackage, timeout_s: float) ->
         SandboxError: the sandbox is gone.
         TaskPackageError: verifier.env names a variable that is not set here.
     """
+    async with within(package, timeout_s):
+        await end_processes(env)
+        cleared = await _run(env, _restore_workdir(env) + _CLEAR, STEP_TIMEOUT_S, VERIFIER_ENV, "/")
+        if cleared.code != 0:
+            what = f"the sandbox could not be made ready: {cleared.text}"
+            raise VerifierError(what, package.name)
+        await env.upload_dir(package.path / "tests", TESTS_DIR)
+        return await run_verifier(env, package, timeout_s)
+
+
+@contextlib.asynccontextmanager
+async def within(package: TaskPackage, timeout_s: float) -> AsyncGenerator[None]:
+    """Bound a verifier's run and what prepares it; what goes wrong is a failure of its own.
+
+    Raises:
+        VerifierError: it was not done in time, or failed in a way that has no type of ours.
+    """
     try:
         async with asyncio.timeout(timeout_s):
-            return await _grade(env, package, min(timeout_s, package.verifier_timeout_s))
+            yield
     except TimeoutError:
         raise VerifierError(f"no reward within {timeout_s:.0f} s", package.name) from None
     except (InfrastructureError, TaskPackageError):
@@ -100,22 +119,32 @@ async def grade(env: BaseEnvironment, package: TaskPackage, timeout_s: float) ->
         raise VerifierError(f"the verifier could not run: {error!r}", package.name) from error
 
 
-async def _grade(env: BaseEnvironment, package: TaskPackage, timeout_s: float) -> Grade:
+async def run_verifier(env: BaseEnvironment, package: TaskPackage, timeout_s: float) -> Grade:
+    """Run the tests that lie in a sandbox made ready for them, and read the reward.
+
+    Raises:
+        VerifierError, SandboxError, TaskPackageError: see `grade`.
+    """
     variables = {**VERIFIER_ENV, **_own_variables(package)}
-    await _end_processes(env)
-    cleared = await _run(env, _restore_workdir(env) + _CLEAR, STEP_TIMEOUT_S, VERIFIER_ENV, "/")
-    if cleared.code != 0:
-        raise VerifierError(f"the sandbox could not be made ready: {cleared.text}", package.name)
-    await env.upload_dir(package.path / "tests", TESTS_DIR)
-    verified = await _run(env, _VERIFY, timeout_s, variables, None)
+    limit_s = min(timeout_s, package.verifier_timeout_s)
+    verified = await _run(env, _VERIFY, limit_s, variables, None)
     log = verified.text
     if verified.code is None:
-        raise VerifierError(f"ran longer than {timeout_s:.0f} s", package.name, _tail(log))
-    await _end_processes(env)
+        raise VerifierError(f"ran longer than {limit_s:.0f} s", package.name, _tail(log))
+    await end_processes(env)
     reward = await _read_reward(env, package, log)
     # A verifier that prints nothing leaves a log all the same: a reward is backed by one.
     ending = f"[verifier exit {verified.code}, reward {reward:g}]"
     return Grade(reward, f"{log.rstrip()}\n{ending}".lstrip())
+
+
+async def holds(env: BaseEnvironment, condition: str) -> bool:
+    """Whether a shell condition holds in `env`.
+
+    Raises:
+        SandboxError: the sandbox is gone.
+    """
+    return (await _run(env, condition, STEP_TIMEOUT_S, VERIFIER_ENV, "/")).code == 0
 
 
 def _own_variables(package: TaskPackage) -> dict[str, str]:
@@ -137,7 +166,8 @@ def _restore_workdir(env: BaseEnvironment) -> str:
     return f"[ -d {path} ] || {{ rm -rf -- {path}; mkdir -p -- {path}; }} || exit 1; "
 
 
-async def _end_processes(env: BaseEnvironment) -> None:
+async def end_processes(env: BaseEnvironment) -> None:
+    """End whatever still runs in `env`."""
     if isinstance(env, BubblewrapEnvironment):
         await env.kill_all()
     else:

@@ -22,7 +22,7 @@ from rl.errors import ConfigurationError
 from rl.files import sha256_file, write_bytes
 from sandboxes.rootfs import base_identity
 
-FORMAT = "layer 1"  # a changed format makes old layers void
+FORMAT = "layer 2"  # a changed format makes old layers void
 MAX_BYTES = 2 << 30
 DIGEST_BYTES = 32
 

@@ -41,6 +41,12 @@ class _Recorder:
         self.env = self._provider.create(package, attempt_id, scratch)
         return self.env
 
+    def create_grader(
+        self, package: TaskPackage, attempt_id: str, scratch: Path
+    ) -> BaseEnvironment:
+        """See `Provider`."""
+        return self._provider.create_grader(package, attempt_id, scratch)
+
     def shell(self, env: BaseEnvironment) -> Shell:
         """See `Provider`."""
         return self._provider.shell(env)

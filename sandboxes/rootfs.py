@@ -136,11 +136,6 @@ def first_files() -> list[tuple[str, str, int, bytes]]:
     return entries
 
 
-def mounted_directories() -> list[tuple[str, str, int, bytes]]:
-    """Those of the first files that no layer holds: they are on mounts of their own."""
-    return [entry for entry in first_files() if entry[0].startswith(GRADING_MOUNTS)]
-
-
 def known_directories() -> frozenset[str]:
     """Directories that a fresh sandbox has, as far as build steps may write into them."""
     found = {path for path, _ in DIRECTORIES} | {"/etc", *GRADING_MOUNTS}

@@ -14,14 +14,18 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import posixpath
 import typing
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from harbor.constants import MAIN_SERVICE_NAME
+from harbor.models.task.artifacts import effective_artifact_service, normalize_artifact_entries
 from harbor.models.task.config import (
+    ArtifactConfig,
     Author,
     EnvironmentConfig,
     PackageInfo,
@@ -29,6 +33,7 @@ from harbor.models.task.config import (
     TaskOS,
     VerifierEnvironmentMode,
 )
+from harbor.models.task.verifier_mode import resolve_task_verifier_mode
 from pydantic import BaseModel, ValidationError
 
 from rl.config_file import read_toml
@@ -55,8 +60,9 @@ UNUSED = (
     ("verifier", "network_mode"),
     ("verifier", "collect"),
     ("solution", "env"),
-    ("artifacts",),
 )
+# Where a verifier's tests and its reward lie.
+DECIDING = ("/tests", "/logs/verifier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +175,41 @@ def _unused(data: dict[str, Any]) -> Iterator[Finding]:
             value = value.get(key) if isinstance(value, dict) else None
         if value:
             yield Finding(path, f"'{_dotted(path)}' is not acted on here", fatal=False)
+    verifier: Any = data.get("verifier")
+    if data.get("artifacts") and not _defines_a_sandbox(verifier):
+        what = "'artifacts' is not acted on here: the verifier has no sandbox of its own"
+        yield Finding(("artifacts",), what, fatal=False)
+
+
+def _defines_a_sandbox(verifier: object) -> bool:
+    table = typing.cast(dict[str, Any], verifier) if isinstance(verifier, dict) else {}
+    return "environment" in table or table.get("environment_mode") == "separate"
+
+
+def _is_separate(config: TaskConfig) -> bool:
+    return resolve_task_verifier_mode(config) == VerifierEnvironmentMode.SEPARATE
+
+
+def _is_unfit(artifact: str | ArtifactConfig) -> bool:
+    """Whether an artifact would lie where the verifier's own files do, or has no sandbox."""
+    (entry,) = normalize_artifact_entries([artifact])
+    source = PurePosixPath(posixpath.normpath("/" + entry.source.lstrip("/")))
+    places = [PurePosixPath(place) for place in DECIDING]
+    overlaps = any(source.is_relative_to(at) or at.is_relative_to(source) for at in places)
+    return overlaps or effective_artifact_service(entry) != MAIN_SERVICE_NAME
 
 
 def _refuse_unsupported(config: TaskConfig, path: Path, places: _Places) -> None:
-    verifier, environment = config.verifier, config.environment
+    environment = config.environment
     reasons: dict[KeyPath, tuple[str, bool]] = {
         ("steps",): ("tasks of several steps", bool(config.steps)),
         ("environment", "os"): ("systems other than Linux", environment.os != TaskOS.LINUX),
         ("environment", "gpus"): ("GPUs", bool(environment.gpus)),
         ("environment", "tpu"): ("TPUs", environment.tpu is not None),
         ("environment", "mcp_servers"): ("MCP servers", bool(environment.mcp_servers)),
-        ("verifier", "environment"): (
-            "separate verifier environments",
-            verifier.environment is not None
-            or verifier.environment_mode == VerifierEnvironmentMode.SEPARATE,
+        ("artifacts",): (
+            "artifacts that decide the reward, or of another service,",
+            _is_separate(config) and any(map(_is_unfit, config.artifacts)),
         ),
     }
     found = [

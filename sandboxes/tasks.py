@@ -16,8 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harbor.models.task.config import NetworkMode, TaskConfig
+from harbor.models.task.config import NetworkMode, TaskConfig, VerifierEnvironmentMode
+from harbor.models.task.paths import TaskPaths
 from harbor.models.task.task import strip_canary
+from harbor.models.task.verifier_mode import (
+    resolve_task_verifier_mode,
+    resolve_verifier_environment_definition,
+)
 
 from rl.errors import TaskPackageError
 from sandboxes.contents import differences, read_contents, shown
@@ -60,6 +65,17 @@ class TaskPackage:
     def environment_dir(self) -> Path:
         """The build context."""
         return self.path / "environment"
+
+    @property
+    def separate_verifier(self) -> bool:
+        """Whether the verifier runs in a sandbox of its own."""
+        return resolve_task_verifier_mode(self.config) == VerifierEnvironmentMode.SEPARATE
+
+    @property
+    def tests_in_image(self) -> bool:
+        """Whether the image of the verifier's own sandbox brings the tests."""
+        definition = resolve_verifier_environment_definition(self.config, TaskPaths(self.path))
+        return definition is not None and definition.bundled_tests
 
     @property
     def tier(self) -> int | None:

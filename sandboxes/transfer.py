@@ -19,6 +19,7 @@ from sandboxes.channel import Entry
 
 PIECE = 1 << 20
 MAX_DOWNLOAD_BYTES = 1 << 30  # above any sandbox's disk; a lying daemon is cut off here
+LONGEST_PATH = 2048  # the daemon sends none that is longer
 MAX_DOWNLOAD_FILES = 100_000
 
 
@@ -87,11 +88,18 @@ class _Receiver:
         self._size = 0
         self._files = 0
         self._open: tuple[bytes, int] | None = None
+        self._made = {b""}
 
     def take(self, path: bytes, kind: str, mode: int, content: bytes) -> None:
         """Write one record."""
         parts = path.split(b"/")
-        if path.startswith(b"/") or b".." in parts or b"" in parts or b"\0" in path:
+        if (
+            len(path) > LONGEST_PATH
+            or path.startswith(b"/")
+            or b".." in parts
+            or b"" in parts
+            or b"\0" in path
+        ):
             raise SandboxError("a download names a path outside its folder", repr(path))
         self._size += len(content)
         self._files += kind != "a"
@@ -124,12 +132,15 @@ class _Receiver:
 
     def _folder(self, parts: list[bytes]) -> None:
         """Make a folder, replacing no link."""
+        if b"/".join(parts) in self._made:
+            return
         path = self.root
         for part in parts:
             path = os.path.join(path, part)
             if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
                 raise SandboxError("a download would follow a link", repr(path))
             os.makedirs(path, exist_ok=True)
+        self._made.add(b"/".join(parts))
 
 
 def _write(fd: int, content: bytes) -> None:

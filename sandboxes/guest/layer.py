@@ -1,7 +1,7 @@
 """The writable file system as one stream of records, and back: what build steps left.
 
 Invariants:
-- Only the disk and /etc go out; what is mounted elsewhere belongs to one sandbox.
+- The disk, /etc and grading's mounts go out; /dev/shm and /proc belong to one sandbox.
 - Holes stay holes, so a layer is never larger than what its files occupy.
 - Owners, modes, times and hard links come back as they were; devices and sockets
   do not go out, as no build step can make the one and nothing can use the other.
@@ -20,7 +20,7 @@ import stat
 from sandboxes.guest.wire import CHUNK, receive, send
 
 PIECE = CHUNK * 4
-LAYER_PLACES = (b"/", b"/etc")
+LAYER_PLACES = (b"/", b"/etc", b"/logs", b"/tests", b"/solution")
 END = (b"", b"", b"", b"")
 
 

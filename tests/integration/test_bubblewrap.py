@@ -63,6 +63,45 @@ def test_cwd_env_and_user(inside: Callable[[Body], None]) -> None:
     inside(body)
 
 
+def test_programs_start_with_every_signal_as_it_is_by_default(
+    inside: Callable[[Body], None],
+) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        assert await output(env, 'yes | head -1; echo "${PIPESTATUS[0]}"') == "y\n141\n"
+        ignored = (await output(env, "grep SigIgn /proc/self/status")).split()[1]
+        assert int(ignored, 16) & 0x7FFFFFFF == 0  # the C library keeps 32 and 33 for itself
+
+    inside(body)
+
+
+def test_file_is_read_if_it_is_one(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        await output(
+            env, "seq 100000 > long; mkdir d; mkfifo p; ln -s long l; > empty; chmod 0 long"
+        )
+        whole = "".join(f"{number}\n" for number in range(1, 100_001)).encode()
+        assert await env.read_file("/app/long", 1 << 20) == whole
+        assert await env.read_file("long", 1000) == whole[:1000]
+        assert await env.read_file("empty", 10) == b""
+        for name in ("absent", "d", "p", "l", "/dev/null", "empty/x", "d/x"):
+            assert await env.read_file(name, 10) is None, name
+
+    inside(body)
+
+
+def test_nothing_of_the_owner_shows_in_process_1(inside: Callable[[Body], None]) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        assert await output(env, "tr -d '\\0' < /proc/1/cmdline; cat /proc/1/comm") == (
+            "sandbox-initsandbox-init\n"
+        )
+        for name in ("root", "cwd", "exe", "fd", "environ", "maps"):
+            assert "Permission denied" in await output(
+                env, f"ls /proc/1/{name}/ ; cat /proc/1/{name}"
+            )
+
+    inside(body)
+
+
 def test_shell_interleaves_cuts_and_replaces_bad_utf8(inside: Callable[[Body], None]) -> None:
     async def body(env: BubblewrapEnvironment) -> None:
         shell = BubblewrapShell(env)

@@ -287,6 +287,11 @@ class Spoiler:
             self._acts.pop()()
         return PROVIDER.create(package, attempt_id, scratch)
 
+    def create_grader(
+        self, package: TaskPackage, attempt_id: str, scratch: Path
+    ) -> BaseEnvironment:
+        return PROVIDER.create_grader(package, attempt_id, scratch)
+
     def shell(self, env: BaseEnvironment) -> Shell:
         return PROVIDER.shell(env)
 
