@@ -1,5 +1,5 @@
-"""What runs inside a local sandbox; bundled into one file and run by the system's Python.
+"""What becomes and runs a local sandbox: the zygote, and process 1 that is forked from it.
 
-Invariant: these modules import the standard library and each other only, by
-`from sandboxes.guest.x import name`, and no two define the same name.
+Invariant: these modules import the standard library and each other only, and run on
+Python 3.10 and later: the owner's, or the system's where the owner's can't be run.
 """
