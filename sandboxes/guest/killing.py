@@ -12,6 +12,7 @@ import os
 import stat
 import time
 
+SIGKILL, SIGSTOP = 9, 19
 KILL_LIMIT_S = 5.0  # a fork bomb is bounded by RLIMIT_NPROC, so a few rounds suffice
 
 CONSULTED = ("passwd", "group", "shadow", "nsswitch.conf", "hosts", "resolv.conf", "localtime")
@@ -67,26 +68,32 @@ def signal_all(pids: set[int], number: int) -> None:
 def kill_tree(root: int) -> None:
     """Kill a supervisor and all its descendants.
 
-    The supervisor is stopped first, so that it stays to adopt orphans, and the
-    others before they are killed, so that none forks away from the scan.
+    The supervisor is stopped first, so that it stays to adopt orphans.
     """
-    sigkill, sigstop = 9, 19
-    signal_all({root}, sigstop)
+    signal_all({root}, SIGSTOP)
+    kill_below(root)
+    signal_all({root}, SIGKILL)
+
+
+def kill_below(root: int) -> None:
+    """Kill all descendants of `root`, which adopts orphans.
+
+    They are stopped before they are killed, so that none forks away from the scan.
+    """
     until = time.monotonic() + KILL_LIMIT_S
     stopped: set[int] = set()
     while time.monotonic() < until:
         fresh = descendants(root) - stopped
         if not fresh:
             break
-        signal_all(fresh, sigstop)
+        signal_all(fresh, SIGSTOP)
         stopped |= fresh
     while time.monotonic() < until:
         left = descendants(root)
         if not left:
             break
-        signal_all(left, sigkill)
+        signal_all(left, SIGKILL)
         time.sleep(0.001)
-    signal_all({root}, sigkill)
 
 
 def reap() -> None:
@@ -103,7 +110,7 @@ def kill_everything() -> bool:
     until = time.monotonic() + KILL_LIMIT_S
     while time.monotonic() < until:
         try:
-            os.kill(-1, 9)
+            os.kill(-1, SIGKILL)
         except ProcessLookupError:
             reap()
             return True

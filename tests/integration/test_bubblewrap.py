@@ -208,6 +208,29 @@ def test_other_environments_shell_has_the_same_meaning(inside: Callable[[Body], 
         shell = HarborShell(env)
         done = await shell.run("echo 'it'\"'\"'s'; echo err >&2; exit 3", 10, 1000)
         assert (done.output, done.exit_code) == ("it's\nerr\n", 3)
+        late = await shell.run("echo early; setsid sleep 912 & setsid sleep 912", 0.7, 1000)
+        assert (late.output, late.exit_code) == ("early\n", 124)
+        assert "sleep 912" not in await output(env, "ps ax")
+        served = await shell.run("(while sleep 0.05; do echo x; done) & echo up", 10, 1000)
+        assert (served.output, served.exit_code) == ("up\n", 0)
+        await asyncio.sleep(0.3)
+        assert "while sleep" in await output(env, "ps ax")  # nor does what it prints end it
+        assert (await shell.run(r"printf '\xff\x00z'; kill -9 $$", 10, 1000)).output == "\ufffd\0z"
+        flood = await shell.run("yes | head -c 20000000; exit 5", 60, 1000)
+        assert flood.exit_code == 5
+        assert re.search(r"y\n\n\[\.\.\. 19999000 bytes cut \.\.\.\]\ny", flood.output)
+
+    inside(body)
+
+
+def test_other_environment_without_python_has_a_time_limit_too(
+    inside: Callable[[Body], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(env: BubblewrapEnvironment) -> None:
+        shell = HarborShell(env)
+        monkeypatch.setattr(shell, "_python", "")
+        done = await shell.run("echo 'it'\"'\"'s'; echo err >&2; exit 3", 10, 1000)
+        assert (done.output, done.exit_code) == ("it's\nerr\n", 3)
         late = await shell.run("echo early; sleep 30", 1, 1000)
         assert (late.output, late.exit_code) == ("early\n", 124)
 
