@@ -116,9 +116,9 @@ class EpisodeWorker:
     def _agent(self, spec: AttemptSpec) -> BashAgent:
         config = self._config
 
-        async def generate(prompt: list[int], turn: int, left: float) -> Generated:
+        async def generate(prompt: list[int], turn: int, most: int, left: float) -> Generated:
             sampling = SamplingParams(
-                max_tokens=config.agent.max_new_tokens,
+                max_tokens=most,
                 temperature=config.agent.temperature,
                 seed=_turn_seed(spec.seed, turn),
                 stop_token_ids=tuple(self._chat.stop_token_ids),

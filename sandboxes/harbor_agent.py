@@ -212,9 +212,9 @@ class BashAgent(BaseAgent):
         client = EngineClient(server.api_key)
         base_url = server.base_url.rstrip("/").removesuffix(API_SUFFIX)
 
-        async def generate(prompt: list[int], turn: int, left: float) -> Generated:
+        async def generate(prompt: list[int], turn: int, most: int, left: float) -> Generated:
             sampling = SamplingParams(
-                max_tokens=config.max_new_tokens,
+                max_tokens=most,
                 temperature=config.temperature,
                 seed=None if given.seed is None else given.seed + turn,
                 stop_token_ids=tuple(chat.stop_token_ids),

@@ -52,8 +52,8 @@ class Generated:
         return self.finish_reason == "length"
 
 
-# (prompt ids, how many completions came before, time limit in s) -> completion
-Generate = Callable[[list[int], int, float], Awaitable[Generated]]
+# (prompt ids, how many completions came before, most tokens, time limit in s) -> completion
+Generate = Callable[[list[int], int, int, float], Awaitable[Generated]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class _Episode:
         for turn in range(self.config.max_turns):
             if not self._fits(self._branch.ids):
                 return "context_limit"
-            sampled = await self._sample()
+            sampled = await self._sample(self.config.max_new_tokens)
             if sampled is None:
                 return "time_limit"
             generated, record = sampled
@@ -170,7 +170,7 @@ class _Episode:
             return "no_command"
         return "completed" if self.config.max_turns == 1 else "turn_limit"
 
-    async def _sample(self) -> tuple[Generated, TurnRecord] | None:
+    async def _sample(self, most_tokens: int) -> tuple[Generated, TurnRecord] | None:
         """The current branch's next completion, or None when the time ran out first."""
         start = asyncio.get_running_loop().time()
         left = self._left_s()
@@ -179,7 +179,7 @@ class _Episode:
         prompt = self._branch.ids
         try:
             async with asyncio.timeout_at(self.deadline):
-                generated = await self.generate(prompt, len(self.turns), left)
+                generated = await self.generate(prompt, len(self.turns), most_tokens, left)
         except TimeoutError:
             return None
         return generated, TurnRecord(
@@ -235,7 +235,7 @@ class _Episode:
             if continued is None or prompt is None or not self._fits(prompt):
                 return "context_limit"
             self._branch.extend(prompt)
-            sampled = await self._sample()
+            sampled = await self._sample(compaction.summary_tokens)
             if sampled is None:
                 return "time_limit"
             generated, record = sampled

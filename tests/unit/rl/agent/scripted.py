@@ -99,7 +99,9 @@ class Model(Protocol):
 
     chat: Chat
 
-    async def __call__(self, prompt: list[int], number: int, left: float) -> Generated: ...
+    async def __call__(
+        self, prompt: list[int], number: int, most: int, left: float
+    ) -> Generated: ...
 
 
 class ScriptedModel:
@@ -117,10 +119,12 @@ class ScriptedModel:
         ]
         self.cut = cut
         self.prompts: list[list[int]] = []
+        self.limits: list[int] = []
 
-    async def __call__(self, prompt: list[int], number: int, left: float) -> Generated:
+    async def __call__(self, prompt: list[int], number: int, most: int, left: float) -> Generated:
         del left
         self.prompts.append(prompt)
+        self.limits.append(most)
         reason = "length" if number in self.cut else "stop"
         return Generated(self.replies[number], self.logprobs[number], reason)
 

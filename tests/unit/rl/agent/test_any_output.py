@@ -93,11 +93,11 @@ class AnyModel:
     prompts: list[list[int]] = field(default_factory=list[list[int]])
     replies: list[Generated] = field(default_factory=list[Generated])
 
-    async def __call__(self, prompt: list[int], number: int, left: float) -> Generated:
+    async def __call__(self, prompt: list[int], number: int, most: int, left: float) -> Generated:
         del left
         pieces = self.data.draw(PIECES)
         ids = [t for p in pieces for t in (ids_of(self.chat, p) if isinstance(p, str) else [p])]
-        ids = ids[: self.data.draw(st.integers(1, 200))]
+        ids = ids[: self.data.draw(st.integers(1, most))]
         reason = self.data.draw(st.sampled_from(["stop", "length"]))
         self.prompts.append(prompt)
         self.replies.append(Generated(ids, [-1.0 - number] * len(ids), reason))

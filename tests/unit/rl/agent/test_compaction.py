@@ -187,6 +187,8 @@ def test_a_rejected_summary_is_kept_masked_never_run_and_asked_for_again(
         model, TASK + user(handover("I found a.")).removeprefix("\n"), 3
     )
     assert [turn.problem for turn in result.turns] == [None, problem, None, None]
+    turn, summary = config(1).max_new_tokens, 30
+    assert model.limits == [turn, summary, summary, turn]
 
 
 def test_a_summary_cut_by_the_length_limit_is_rejected(model_dir: Path) -> None:
@@ -237,8 +239,8 @@ class NeverBrief:
         self.reply = ids_of(chat, "```bash\n" + "a " * tokens)[:tokens]
         self.summary = ids_of(chat, f"I found a.{END}")
 
-    async def __call__(self, prompt: list[int], number: int, left: float) -> Generated:
-        del number, left
+    async def __call__(self, prompt: list[int], number: int, most: int, left: float) -> Generated:
+        del number, most, left
         asked = self.chat._tokenizer.decode(prompt).endswith(user(ASK))
         ids = self.summary if asked else self.reply
         return Generated(ids, [-1.0] * len(ids), "stop" if asked else "length")
