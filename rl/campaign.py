@@ -173,6 +173,7 @@ class Campaign:
         self._stage("gates", f"{len(tasks)} tasks: solution scores 1, doing nothing scores 0")
         require_writable(self.gate_report)
         packages = await asyncio.to_thread(self._packages, tasks)
+        self._say_warnings(packages)
         report = load_report(self.gate_report)
         known = {package.digest for package in packages} & set(report.results)
         fresh: list[GateResult] = []
@@ -200,6 +201,15 @@ class Campaign:
         self.directory.write_gates(_gate_rows(packages, report.results, known))
         require_gate(report, packages)
         self.progress.note(f"all {len(tasks)} passed, {len(known)} of them before")
+
+    def _say_warnings(self, packages: Sequence[TaskPackage]) -> None:
+        """Say which keys of the packages have no effect: how many, and the first."""
+        found = [f"{item.name}: {warning}" for item in packages for warning in item.warnings]
+        if found:
+            self.progress.note(
+                f"{len(found)} keys of packages have no effect, the first of {found[0]}; "
+                f"all: python -m rl.gate {self.tasks.root}"
+            )
 
     def _provider(self) -> SandboxProvider:
         limit = lifetime(self.config.episodes.deadline_s)

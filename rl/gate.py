@@ -95,8 +95,12 @@ def _gate(path: Path, report_path: Path, concurrency: int, repeats: int) -> list
         require_writable,
         save_report,
     )
+    from sandboxes.tasks import CONFIG_NAME
 
     packages, refused = _load(path)
+    for package in packages:
+        for warning in package.warnings:
+            print(f"warning: {package.path / CONFIG_NAME}: {warning}", file=sys.stderr)
     report: GateReport = load_report(report_path)
     require_writable(report_path)
     provider = AsRequested(SandboxConfig())

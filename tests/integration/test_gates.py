@@ -371,8 +371,12 @@ def test_command_reports_resumes_and_refuses(
     assert capsys.readouterr().err == ""
     broken = write_bank(tmp_path / "broken", ["rm"], 1, seed=5)[0]
     (broken / "solution" / "solve.sh").write_text("#!/bin/sh\nexit 0\n")
+    config = broken / "task.toml"
+    config.write_text(f'artifacts = ["/app/x"]\n{config.read_text()}')
     assert gate_main([str(broken), *args, "--json"]) == 2
-    printed = json.loads(capsys.readouterr().out)
+    last = capsys.readouterr()
+    assert f"warning: {config}: line 1: 'artifacts' is not acted on here" in last.err
+    printed = json.loads(last.out)
     assert printed[0]["verdict"] == "failed"
     assert "its solution scores 0" in printed[0]["reasons"][0]
     assert len(load_report(report).results) == len(FAMILIES) + 1
