@@ -8,7 +8,7 @@ needs to know Ray's exceptions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rl.errors import ActorLostError, CampaignError, DeadlineExceeded, InfrastructureError
@@ -54,6 +54,21 @@ async def together(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
     except BaseExceptionGroup as errors:
         raise _first_leaf(errors) from errors
     return [task.result() for task in tasks]
+
+
+async def in_thread[T](limit_s: float, work: Callable[[], T]) -> T:
+    """Do blocking `work` in a thread; a cancellation waits for its end, `limit_s` at most.
+
+    What it has made can then be unmade in order, by whoever handles the cancellation.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=limit_s)
+        if task.done() and not task.cancelled():
+            task.exception()  # looked at: the cancellation is what is reported
+        raise
 
 
 def _first_leaf(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from actors.calls import call, together
-from actors.cluster import Cluster, connect, start_serving, start_trainer
+from actors.calls import call, in_thread, together
+from actors.cluster import RAYLET_START_S, Cluster, connect, start_serving, start_trainer
 from actors.evaluation import Arm, HeldoutLoop
 from actors.training import TrainingLoop
 from rl.config import CampaignConfig
@@ -227,8 +227,10 @@ class Campaign:
     async def _start(self, cluster: Cluster) -> None:
         """Start all actors that what is left of the campaign needs."""
         self._stage("start", f"{self.config.engine.replicas} replicas, trainer, episode workers")
-        dashboard = await asyncio.to_thread(
-            connect, self.address, self.directory.run_id, self.dashboard
+        # A Ray that is starting must be there before it can be stopped: given up midway, it
+        # would end with its thread, and the interpreter wait for it at its own end.
+        dashboard = await in_thread(
+            RAYLET_START_S, lambda: connect(self.address, self.directory.run_id, self.dashboard)
         )
         if dashboard:
             self.progress.note(f"Ray dashboard at http://{dashboard}")
