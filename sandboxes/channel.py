@@ -22,6 +22,7 @@ from rl.errors import SandboxError
 
 REPLY_GRACE_S = 20.0  # killing a tree (5 s) and sending its output, on a busy machine
 TRANSFER_TIMEOUT_S = 120.0
+GREETING_BYTES = 8192
 BATCH_BYTES = 1 << 18
 MAX_PARTS = 64
 MAX_PART_BYTES = 64 << 20  # above any output limit and any transfer piece
@@ -114,10 +115,10 @@ class Channel:
         self._closed = False
 
     async def ready(self) -> str:
-        """Wait for the daemon's greeting; empty when it has died."""
+        """Wait for the daemon's greeting, or for why there is none; empty when it has died."""
         loop = asyncio.get_running_loop()
         try:
-            return (await loop.sock_recv(self._control, 64)).decode()
+            return (await loop.sock_recv(self._control, GREETING_BYTES)).decode(errors="replace")
         except OSError:
             return ""
 

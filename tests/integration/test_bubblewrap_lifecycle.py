@@ -198,6 +198,16 @@ def test_sysctls_are_guarded_where_ids_do_not(
     asyncio.run(main())
 
 
+def test_bubblewrap_that_fails_is_heard(
+    package: TaskPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_ISOLATE", ("--no-such-option",))
+    with pytest.raises(SandboxError) as caught:
+        asyncio.run(create(package, tmp_path).start(False))
+    assert "bwrap: Unknown option --no-such-option" in caught.value.remedy
+    assert daemons(os.getpid()) == []
+
+
 def test_dead_zygote_takes_its_sandboxes_along_and_is_replaced(
     package: TaskPackage, tmp_path: Path
 ) -> None:
