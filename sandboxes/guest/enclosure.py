@@ -31,8 +31,9 @@ from sandboxes.guest.kernel import (
     unshare,
 )
 from sandboxes.guest.shell import IGNORED_BY_PYTHON
+from sandboxes.guest.syscalls import PR_SET_NO_NEW_PRIVS
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 KEPT_WORDS = 4096  # of what a failing bubblewrap prints
 # Stands among the arguments for the descriptor of an empty file.
 EMPTY_FILE = "{empty}"
@@ -42,7 +43,7 @@ WITNESS_ENV = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
 
 
 class Order:
-    """What the owner asks for.
+    """What the owner asks for.  No dataclass: each fork would copy what makes one.
 
     Args:
         full_map: a whole range of user ids is mapped, not only the owner's own.
@@ -99,11 +100,12 @@ def become_process_one(order: Order, control: _socket.socket, mapped: int) -> No
             os.setgroups([])
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # a change of user undoes it
-        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        # Only now, as a change of user undoes it.
+        check(prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0), "no parent-death signal")
+        check(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "its memory can't be hidden")
         _show_own_processes()
         _enter(order)
-        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        check(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "privileges can't be given up")
         Daemon(control, not order.full_map, order.watched_bytes).begin(order.processes)
     except Exception as error:  # whatever it is, the owner must hear of it
         control.send(f"failed {error}".encode(errors="replace"))

@@ -16,13 +16,13 @@ import select
 import sys
 import time
 
+from sandboxes.guest.init import EXIT_TIMED_OUT
 from sandboxes.guest.kernel import prctl
 from sandboxes.guest.killing import descendants, kill_below
 from sandboxes.guest.output import Stream
 from sandboxes.guest.shell import IGNORED_BY_PYTHON, PR_SET_CHILD_SUBREAPER
 
 LOOK_EVERY_S = 0.02  # for the end of the shell, which wakes nobody
-EXIT_TIMED_OUT = 124
 
 
 def run(command: str, limit_s: float, output_limit: int) -> int:
