@@ -76,9 +76,8 @@ class HeldoutLoop:
         Raises:
             CampaignError: a replica failed, or an arm could not be proven.
         """
-        for record in self.recorder.records():
-            if record.arm is not None:
-                self._count(record)
+        for record in self.recorder.directory.episodes("heldout"):
+            self._count(record)
         parts = shards(self.tasks, self.config.heldout.shards)
         await together(*(self._shard(replica, part) for replica, part in enumerate(parts)))
 
@@ -132,6 +131,7 @@ class HeldoutLoop:
             group_id=f"heldout-{arm.name}-{task.name}",
             task=task,
             version=arm.version,
+            stage="heldout",
             arm=arm.name,
             adapter_sha256=None if arm.adapter is None else arm.adapter.sha256,
             served_model=arm.served_as,

@@ -97,6 +97,7 @@ def _task_ref(package: TaskPackage, root: Path) -> TaskRef:
         digest=package.digest,
         path=package.path.relative_to(root).as_posix(),
         family=package.family,
+        tier=package.tier,
         instruction=package.instruction,
     )
 

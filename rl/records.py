@@ -19,6 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 SCHEMA_VERSION = 1
 
 Outcome = Literal["graded", "masked", "cancelled"]
+Stage = Literal[
+    "train",
+    "eval",  # of a version during training, on held-out tasks
+    "heldout",  # of an arm, when nothing is trained: evaluation, screening, probe
+]
 StopReason = Literal[
     "completed",  # the model ended the episode itself, or its turns were used up as planned
     "turn_limit",
@@ -45,6 +50,7 @@ class TaskRef(Record):
     digest: str = Field(description="Harbor content digest, sha256 hex")
     path: str = Field(description="package folder, relative to the campaign's task root")
     family: str = Field(default="", description="family within a bank; empty if unknown")
+    tier: int | None = Field(default=None, description="difficulty within a bank; None if unknown")
     instruction: str = Field(description="what the agent is told")
 
 
@@ -55,6 +61,7 @@ class AttemptSpec(Record):
     group_id: str = Field(description="the group, or the evaluation cell, it belongs to")
     task: TaskRef
     version: int = Field(ge=0, description="policy version v that samples it")
+    stage: Stage = Field(default="train", description="what the attempt is for")
     arm: str | None = Field(default=None, description="evaluation arm; None in training")
     adapter_sha256: str | None = Field(
         default=None, description="evaluation: digest of the arm's adapter; None without one"
@@ -167,6 +174,7 @@ class EpisodeRecord(Record):
     task_name: str
     task_digest: str
     version: int
+    stage: Stage = Field(default="train", description="what the attempt was for")
     arm: str | None = None
     adapter_sha256: str | None = Field(
         default=None, description="evaluation: digest of the arm's adapter; None without one"
@@ -193,6 +201,7 @@ class EpisodeRecord(Record):
             task_name=spec.task.name,
             task_digest=spec.task.digest,
             version=spec.version,
+            stage=spec.stage,
             arm=spec.arm,
             adapter_sha256=spec.adapter_sha256,
             replica=spec.replica,

@@ -40,6 +40,7 @@ def load_tasks(folder: Path) -> list[TaskRef]:
             digest=package.digest,
             path=package.path.relative_to(root).as_posix(),
             family=package.family,
+            tier=package.tier,
             instruction=package.instruction,
         )
         for package in packages

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from rl.config import Section
 from rl.errors import ConfigurationError, first_problem
 from rl.evidence.layout import CampaignDir
-from rl.evidence.traces import read_traces
 from rl.values import Seconds, Text
 
 _SHAPE = 'give a campaign\'s directory, or JSON lines like {"task": "t1", "seconds": 12.5}'
@@ -46,7 +45,7 @@ def read_recordings(source: Path) -> Sequence[Sequence[float]]:
 
 
 def _of_campaign(root: Path) -> Iterator[Recording]:
-    for record in read_traces(CampaignDir(root).train_trace, live=True):
+    for record in CampaignDir(root).episodes("train", live=True):
         seconds = record.timings.get("total", 0.0)
         if record.outcome == "graded" and seconds > 0:
             yield Recording(task=record.task_name, seconds=seconds)

@@ -23,13 +23,13 @@ from rl.errors import EvidenceError
 from rl.evidence import checks
 from rl.evidence.events import Event
 from rl.evidence.frozen import Frozen, load_frozen
-from rl.evidence.layout import CampaignDir
+from rl.evidence.layout import STAGES, CampaignDir
 from rl.evidence.lines import JsonLines
 from rl.evidence.material import Material
 from rl.evidence.rows import Arms, Audit, Finding, Gates
 from rl.evidence.summary import Summary, load_evidence, read_json, summarize
 from rl.evidence.traces import Frame, TornTraceError, parse_record, read_frames
-from rl.records import EpisodeRecord
+from rl.records import EpisodeRecord, Stage
 
 # Fields of a summary that the audit derives again; the others change after it.
 _DERIVED_FIELDS = (
@@ -81,12 +81,21 @@ def _gather(directory: CampaignDir, frozen: Frozen, findings: list[Finding]) -> 
             return otherwise
 
     events = JsonLines(directory.events, Event)
+    records: dict[Stage, list[EpisodeRecord]] = {stage: [] for stage in STAGES}
+    lines: dict[str, str] = {}
+    for path in directory.traces:
+        for frame, record in _records(path, findings):
+            records[record.stage].append(record)
+            lines[record.attempt_id] = frame.sha256
+            findings.extend(_misplaced(path, directory, record))
     return Material(
         directory=directory,
         frozen=frozen,
         config=attempt("config-unreadable", frozen.campaign_config, None),
-        train=list(_records(directory.train_trace, findings)),
-        heldout=list(_records(directory.heldout_trace, findings)),
+        train=records["train"],
+        evals=records["eval"],
+        heldout=records["heldout"],
+        lines=lines,
         metrics=attempt("damaged-metrics", directory.metrics_rows().read, []),
         updates=attempt("damaged-updates", directory.update_rows().read, []),
         events=attempt("damaged-events", events.read, []),
@@ -96,8 +105,8 @@ def _gather(directory: CampaignDir, frozen: Frozen, findings: list[Finding]) -> 
     )
 
 
-def _records(path: Path, findings: list[Finding]) -> Iterable[EpisodeRecord]:
-    """The valid records of a trace, without tokens and turns."""
+def _records(path: Path, findings: list[Finding]) -> Iterable[tuple[Frame, EpisodeRecord]]:
+    """The valid records of a trace, without tokens and turns, each with its frame."""
     try:
         for frame in read_frames(path):
             try:
@@ -105,11 +114,23 @@ def _records(path: Path, findings: list[Finding]) -> Iterable[EpisodeRecord]:
             except EvidenceError as error:
                 findings.append(_invalid_record(frame, error))
                 continue
-            yield record.model_copy(update={"samples": [], "turns": []})
+            yield frame, record.model_copy(update={"samples": [], "turns": []})
     except TornTraceError as error:
         findings.append(Finding(code="torn-trace", where=error.where, message=error.what))
     except EvidenceError as error:
         findings.append(Finding(code="damaged-trace", where=error.where, message=error.what))
+
+
+def _misplaced(path: Path, directory: CampaignDir, record: EpisodeRecord) -> Iterable[Finding]:
+    """What was graded lies in its stage's trace, all else among the failed."""
+    graded = record.outcome == "graded"
+    home = directory.trace(record.stage) if graded else directory.failed_trace
+    if path != home:
+        yield Finding(
+            code="misplaced-record",
+            where=f"attempt {record.attempt_id}",
+            message=f"is {record.outcome} in stage {record.stage}, and lies in {path.name}",
+        )
 
 
 def _invalid_record(frame: Frame, error: EvidenceError) -> Finding:

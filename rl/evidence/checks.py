@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from rl.config import ScheduleConfig
-from rl.evidence.events import DISPATCH
+from rl.evidence.events import DISPATCH, ENDED
 from rl.evidence.frozen import config_digest
 from rl.evidence.heldout_checks import check_adapters, check_arms, check_heldout
 from rl.evidence.lifecycle import lifecycle_steps
@@ -51,7 +51,7 @@ def check_frozen(material: Material) -> Iterator[Finding]:
 
 def check_identities(material: Material) -> Iterator[Finding]:
     """Attempt ids are unique over the campaign; every dispatched one ended."""
-    ends = Counter(record.attempt_id for record in [*material.train, *material.heldout])
+    ends = Counter(record.attempt_id for record in material.records)
     for attempt_id, count in ends.items():
         if count > 1:
             yield Finding(
@@ -69,9 +69,40 @@ def check_identities(material: Material) -> Iterator[Finding]:
             )
 
 
+def check_endings(material: Material) -> Iterator[Finding]:
+    """Every record is, to the byte, what the campaign said of it when it was written."""
+    told = {
+        str(event.fields.get("attempt_id")): event.fields
+        for event in material.events
+        if event.kind == ENDED
+    }
+    for record in material.records:
+        said = told.get(record.attempt_id)
+        where = f"attempt {record.attempt_id}"
+        if said is None:
+            message = "has a record, and events.jsonl does not tell of its end"
+            yield Finding(code="untold-record", where=where, message=message)
+        elif said.get("reward") != record.reward or said.get("outcome") != record.outcome:
+            yield Finding(
+                code="edited-reward",
+                where=where,
+                message=f"is {record.outcome} with reward {record.reward}; when it ended it was "
+                f"{said.get('outcome')} with reward {said.get('reward')}",
+            )
+        elif said.get("sha256") != material.lines.get(record.attempt_id):
+            message = "its record is not the one that was written when it ended"
+            yield Finding(code="edited-record", where=where, message=message)
+    for attempt_id in sorted(told.keys() - material.lines.keys()):
+        yield Finding(
+            code="lost-record",
+            where=f"attempt {attempt_id}",
+            message="ended, as events.jsonl tells, and no trace has its record",
+        )
+
+
 def check_rewards(material: Material) -> Iterator[Finding]:
     """Every reward has a verifier's log, and none stands for a failed machine."""
-    for record in [*material.train, *material.heldout]:
+    for record in material.records:
         if record.outcome != "graded":
             continue
         where = f"attempt {record.attempt_id}"
@@ -310,6 +341,7 @@ def check_gates(material: Material) -> Iterator[Finding]:
 ALL: Final[tuple[Callable[[Material], Iterator[Finding]], ...]] = (
     check_frozen,
     check_identities,
+    check_endings,
     check_rewards,
     check_tasks,
     check_sequence,

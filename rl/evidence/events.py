@@ -22,6 +22,8 @@ from rl.records import Record
 STAGE: Final = "stage"  # {"stage": name}: gates, freeze, start, train, checkpoint, heldout, done
 PUBLISH: Final = "publish"  # {"version": int, "seconds": float}: from adapter to current
 DISPATCH: Final = "dispatch"  # {"attempt_id": str}: an attempt was handed to a worker
+# {"attempt_id", "outcome", "reward", "sha256" of the record's line}: its record is on disk
+ENDED: Final = "ended"
 STAGE_DONE: Final = "done"
 
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from rl.errors import ConfigurationError, EvidenceError
 from rl.evidence.events import Event
 from rl.evidence.lifecycle import LifecycleRow
 from rl.evidence.lines import JsonLines
 from rl.evidence.rows import Arms, Gates, UpdateRow
-from rl.evidence.traces import repair
+from rl.evidence.traces import read_traces, repair
 from rl.files import (
     append_bytes,
     disk_errors,
@@ -28,9 +29,10 @@ from rl.files import (
     write_bytes,
     write_json,
 )
-from rl.records import UpdateMetrics
+from rl.records import EpisodeRecord, Stage, UpdateMetrics
 
 CAMPAIGNS_ROOT: Final = Path("state/campaigns")
+STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -65,15 +67,30 @@ class CampaignDir:
         """Intents and receipts of the training's lifecycle, `LifecycleRow` rows."""
         return self.root / "lifecycle.jsonl"
 
-    @property
-    def train_trace(self) -> Path:
-        """Training episodes, `EpisodeRecord` frames."""
-        return self.root / "traces" / "train.jsonl.zst"
+    def trace(self, stage: Stage) -> Path:
+        """Graded episodes of a stage, `EpisodeRecord` frames."""
+        return self.root / "traces" / f"{stage}.jsonl.zst"
 
     @property
-    def heldout_trace(self) -> Path:
-        """Held-out episodes, `EpisodeRecord` frames."""
-        return self.root / "traces" / "heldout.jsonl.zst"
+    def failed_trace(self) -> Path:
+        """Masked and cancelled episodes of every stage, `EpisodeRecord` frames."""
+        return self.root / "traces" / "failed.jsonl.zst"
+
+    @property
+    def traces(self) -> tuple[Path, ...]:
+        """All traces, whether they are there or not."""
+        return (*map(self.trace, STAGES), self.failed_trace)
+
+    def episodes(self, stage: Stage, *, live: bool = False) -> Iterator[EpisodeRecord]:
+        """Every terminal record of a stage: the graded ones, then the others.
+
+        Raises:
+            EvidenceError: as for `read_traces`.
+        """
+        yield from read_traces(self.trace(stage), live=live)
+        for record in read_traces(self.failed_trace, live=live):
+            if record.stage == stage:
+                yield record
 
     @property
     def metrics(self) -> Path:
@@ -153,7 +170,7 @@ class CampaignDir:
             self.update_rows(),
         )
         cut = {log.path: log.repair() for log in logs}
-        cut |= {path: repair(path) for path in (self.train_trace, self.heldout_trace)}
+        cut |= {path: repair(path) for path in self.traces}
         return {path.relative_to(self.root).as_posix(): n for path, n in cut.items() if n}
 
     def rewind(self, updates_done: int) -> int:
@@ -204,7 +221,7 @@ def create(run_id: str, root: Path = CAMPAIGNS_ROOT) -> CampaignDir:
                 if directory.frozen.exists()
                 else "choose another --run-id, or remove the directory: nothing was frozen in it",
             ) from None
-        for folder in (directory.train_trace.parent, directory.checkpoints, directory.logs):
+        for folder in (directory.failed_trace.parent, directory.checkpoints, directory.logs):
             folder.mkdir()
         sync_directory(directory.root)
         sync_directory(root)

@@ -25,13 +25,20 @@ class Material:
     frozen: Frozen
     config: CampaignConfig | None
     train: list[EpisodeRecord]
+    evals: list[EpisodeRecord]
     heldout: list[EpisodeRecord]
+    lines: dict[str, str]  # sha256 of an attempt's line in its trace
     metrics: list[UpdateMetrics]
     updates: list[UpdateRow]
     events: list[Event]
     lifecycle: list[LifecycleRow]
     arms: Arms | None
     gates: Gates | None
+
+    @property
+    def records(self) -> list[EpisodeRecord]:
+        """Every record of every stage."""
+        return [*self.train, *self.evals, *self.heldout]
 
     @property
     def evaluated(self) -> list[TaskRef]:

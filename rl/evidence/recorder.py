@@ -3,6 +3,7 @@
 Invariants:
 - A dispatch is recorded before its attempt is handed to a worker, and an
   attempt's terminal record is on disk before anything is decided from it.
+- An `ended` event follows each terminal record, with the digest of its line.
 - `reconcile` gives every attempt that was dispatched and never ended, because
   the driver died, its one terminal record: cancelled.
 - Rows of updates past the resumed checkpoint are set aside, never deleted.
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
-from rl.evidence.events import DISPATCH, PUBLISH, EventLog, read_events
+from rl.evidence.events import DISPATCH, ENDED, PUBLISH, EventLog, read_events
 from rl.evidence.layout import CampaignDir
 from rl.evidence.lifecycle import Lifecycle
 from rl.evidence.rows import TrainedGroup, UpdateRow
-from rl.evidence.traces import TraceWriter, read_traces
+from rl.evidence.traces import TraceWriter, parse_record, read_frames
 from rl.records import AttemptSpec, EpisodeRecord, Group, Publication, UpdateMetrics
 
 BEGIN: Final = "begin"  # a driver took over; {"incarnation": how many did before}
@@ -36,8 +38,8 @@ class Recorder:
         self.repaired = directory.repair()
         self.events = EventLog(directory.events)
         self.lifecycle = Lifecycle(directory.lifecycle_rows())
-        self._train = TraceWriter(directory.train_trace)
-        self._heldout = TraceWriter(directory.heldout_trace)
+        failed = directory.failed_trace  # held open: a second driver is refused here
+        self._traces: dict[Path, TraceWriter] = {failed: TraceWriter(failed)}
         self._metrics = directory.metrics_rows()
         self._updates = directory.update_rows()
 
@@ -54,8 +56,8 @@ class Recorder:
 
     def close(self) -> None:
         """Release the traces."""
-        self._train.close()
-        self._heldout.close()
+        for trace in self._traces.values():
+            trace.close()
 
     def dispatched(self, spec: AttemptSpec) -> None:
         """An attempt is about to be handed to a worker."""
@@ -67,13 +69,19 @@ class Recorder:
             digest=spec.task.digest,
             version=spec.version,
             replica=spec.replica,
+            stage=spec.stage,
             arm=spec.arm,
             adapter_sha256=spec.adapter_sha256,
         )
 
     def finished(self, record: EpisodeRecord) -> None:
-        """An attempt came to its one end."""
-        (self._heldout if record.arm is not None else self._train).append(record)
+        """An attempt came to its one end; what was not graded is kept apart."""
+        directory = self.directory
+        graded = record.outcome == "graded"
+        path = directory.trace(record.stage) if graded else directory.failed_trace
+        if path not in self._traces:
+            self._traces[path] = TraceWriter(path)
+        self._ended(record, self._traces[path].append(record))
 
     def published(self, publication: Publication) -> None:
         """A version became current."""
@@ -103,9 +111,17 @@ class Recorder:
 
     def reconcile(self, updates_done: int) -> tuple[int, int]:
         """After a driver's death: (attempts closed as cancelled, rows set aside)."""
-        ended = {record.attempt_id for record in self.records()}
+        events = read_events(self.directory.events)
+        told = {str(event.fields["attempt_id"]) for event in events if event.kind == ENDED}
+        ended: set[object] = set()
+        for path in self.directory.traces:
+            for frame in read_frames(path):
+                record = parse_record(frame, path)
+                ended.add(record.attempt_id)
+                if record.attempt_id not in told:
+                    self._ended(record, frame.sha256)
         lost = 0
-        for event in read_events(self.directory.events):
+        for event in events:
             fields = event.fields
             if event.kind != DISPATCH or fields["attempt_id"] in ended:
                 continue
@@ -113,10 +129,15 @@ class Recorder:
             lost += 1
         return lost, self.directory.rewind(updates_done)
 
-    def records(self) -> Iterable[EpisodeRecord]:
-        """Every terminal record so far."""
-        yield from read_traces(self.directory.train_trace)
-        yield from read_traces(self.directory.heldout_trace)
+    def _ended(self, record: EpisodeRecord, sha256: str) -> None:
+        """Tell of a record that is on disk, so that an edit of either is seen."""
+        self.events.append(
+            ENDED,
+            attempt_id=record.attempt_id,
+            outcome=record.outcome,
+            reward=record.reward,
+            sha256=sha256,
+        )
 
 
 def _cancelled(fields: Mapping[str, object]) -> EpisodeRecord:
@@ -128,6 +149,7 @@ def _cancelled(fields: Mapping[str, object]) -> EpisodeRecord:
             "task_name": fields["task"],
             "task_digest": fields["digest"],
             "version": fields["version"],
+            "stage": fields.get("stage", "train"),
             "arm": fields["arm"],
             "adapter_sha256": fields["adapter_sha256"],
             "replica": fields["replica"],

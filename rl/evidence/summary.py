@@ -27,7 +27,6 @@ from rl.evidence.frozen import Frozen, load_frozen
 from rl.evidence.layout import CampaignDir
 from rl.evidence.rows import BASE_ARM, Arms, Audit, Gates
 from rl.evidence.stats import HeldoutComparison, compare_arms, solved
-from rl.evidence.traces import read_traces
 from rl.files import read_errors
 from rl.records import EpisodeRecord, Record, UpdateMetrics
 
@@ -141,10 +140,10 @@ def load_evidence(directory: CampaignDir) -> Evidence:
         seconds = seconds if isinstance(seconds, int | float) else 0
         numbers = {"time": event.time, "seconds": seconds}
         _refuse_absurd(f"events.jsonl {event.kind}", numbers)
-    train = [_checked(r) for r in read_traces(directory.train_trace, live=True)]
+    train = [_checked(r) for r in directory.episodes("train", live=True)]
     heldout: list[EpisodeRecord] = []
     examples: dict[tuple[str, bool], EpisodeRecord] = {}
-    for record in read_traces(directory.heldout_trace, live=True):
+    for record in directory.episodes("heldout", live=True):
         if record.outcome == "graded" and record.arm is not None:
             examples.setdefault((record.arm, solved(record)), record)
         heldout.append(_checked(record))

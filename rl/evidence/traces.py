@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,6 +47,11 @@ class Frame:
     end: int
     data: bytes
 
+    @property
+    def sha256(self) -> str:
+        """The digest of the record's line, as its `ended` event has it."""
+        return hashlib.sha256(self.data).hexdigest()
+
 
 class TornTraceError(EvidenceError):
     """A trace ends in the middle of a record, as after a crash."""
@@ -77,8 +83,8 @@ class TraceWriter:
             self.close()
             raise
 
-    def append(self, record: EpisodeRecord) -> None:
-        """Append `record`; it is on disk when this returns.
+    def append(self, record: EpisodeRecord) -> str:
+        """Append `record`; it is on disk when this returns, with the sha256 of its line.
 
         Raises:
             InfrastructureError: the disk is full or failed; nothing was appended.
@@ -86,6 +92,7 @@ class TraceWriter:
         line = record.model_dump_json().encode() + b"\n"
         append_bytes(self._descriptor, self.path, self._compressor.compress(line))
         self.records += 1
+        return hashlib.sha256(line).hexdigest()
 
     def close(self) -> None:
         """Release the file; closing twice is no error."""

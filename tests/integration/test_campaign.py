@@ -56,12 +56,12 @@ def test_two_updates_with_real_engines_end_in_an_audited_report(
         assert max(row.staleness) <= 1
         on_policy = row.staleness.get(0, 0) == row.episodes
         assert not on_policy or abs(row.mismatch_kl) < 1e-5
-    train = list(read_traces(directory.train_trace))
+    train = list(read_traces(directory.trace("train")))
     assert Counter(record.outcome for record in train)["graded"] >= 16
     rewards = {record.reward for record in train if record.outcome == "graded"}
     assert rewards == {0.0, 1.0}, "rewards must differ to teach anything"
     assert not [row for row in events(directory.root) if row["kind"] == "replica_lost"]
-    heldout = list(read_traces(directory.heldout_trace))
+    heldout = list(read_traces(directory.trace("heldout")))
     assert Counter(record.arm for record in heldout if record.outcome == "graded") == {
         "base": 8,
         "step2": 8,
@@ -127,8 +127,8 @@ def test_an_interrupt_at_any_stage_stops_in_seconds_and_can_be_continued(
     assert done.returncode == 0, done.stdout + done.stderr
     directory = CampaignDir(campaign)
     assert json.loads(directory.audit.read_text())["findings"] == []
-    ids = [r.attempt_id for r in read_traces(directory.train_trace)]
-    ids += [r.attempt_id for r in read_traces(directory.heldout_trace)]
+    ids = [r.attempt_id for r in read_traces(directory.trace("train"))]
+    ids += [r.attempt_id for r in read_traces(directory.trace("heldout"))]
     assert len(ids) == len(set(ids))
     dispatched = {e["fields"]["attempt_id"] for e in events(campaign) if e["kind"] == "dispatch"}
     assert dispatched == set(ids)

@@ -78,7 +78,7 @@ def draw_of(group_id: str) -> int:
 
 def trained(directory: CampaignDir) -> dict[int, list[Any]]:
     """By update: each group's draw, version, and its attempts with tokens and reward."""
-    records = {record.attempt_id: record for record in read_traces(directory.train_trace)}
+    records = {record.attempt_id: record for record in read_traces(directory.trace("train"))}
     return {
         row.update: sorted(
             (

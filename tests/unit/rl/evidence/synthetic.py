@@ -11,7 +11,7 @@ from typing import Any
 from rl.config import CampaignConfig
 from rl.config_file import parse_config
 from rl.evidence.audit import audit
-from rl.evidence.events import DISPATCH, PUBLISH, EventLog
+from rl.evidence.events import DISPATCH, ENDED, PUBLISH, EventLog
 from rl.evidence.frozen import CodePin, ModelPin, freeze
 from rl.evidence.layout import CampaignDir, create
 from rl.evidence.rows import ArmPin, Arms, GateResult, Gates, TrainedGroup, UpdateRow
@@ -164,7 +164,10 @@ def _train(
 ) -> None:  # fmt: skip
     draws = random.Random(3)
     schedule = config.schedule
-    with TraceWriter(directory.train_trace) as trace:
+    with (
+        TraceWriter(directory.trace("train")) as trace,
+        TraceWriter(directory.failed_trace) as failed,
+    ):
         for update in range(1, updates + 1):
             version = max(0, update - 1 - update % 2)
             records: list[EpisodeRecord] = []
@@ -183,7 +186,7 @@ def _train(
                     ids.pop()
                 groups.append(TrainedGroup(group_id=group_id, version=version, attempt_ids=ids))
             for record in records:
-                trace.append(record)
+                write(trace if record.outcome == "graded" else failed, record, events)
             graded = [record for record in records if record.outcome == "graded"]
             sha = hashlib.sha256(f"adapter {update}".encode()).hexdigest()
             directory.update_rows().append(
@@ -191,6 +194,15 @@ def _train(
             )
             directory.metrics_rows().append(metrics_of(update, graded))
             events.append(PUBLISH, version=update, seconds=1.4 + 0.1 * update)
+
+
+def write(trace: TraceWriter, record: EpisodeRecord, events: EventLog) -> None:
+    """Append a record and tell of it, as the recorder does."""
+    sha256 = trace.append(record)
+    events.append(
+        ENDED, attempt_id=record.attempt_id, outcome=record.outcome, reward=record.reward,
+        sha256=sha256,
+    )  # fmt: skip
 
 
 def metrics_of(update: int, graded: list[EpisodeRecord]) -> UpdateMetrics:
@@ -241,16 +253,15 @@ def _evaluate(
     ]
     directory.write_arms(Arms(arms=pins))
     draws = random.Random(5)
-    with TraceWriter(directory.heldout_trace) as trace:
+    with TraceWriter(directory.trace("heldout")) as trace:
         for pin in pins:
             for of in heldout[: config.heldout_tasks]:
                 for index in range(config.heldout.attempts):
                     attempt_id = f"{pin.arm}-{of.name}-a{index}"
                     reward = float(draws.random() < (0.35 if pin.version == 0 else 0.9))
                     events.append(DISPATCH, attempt_id=attempt_id)
-                    trace.append(
-                        episode(
-                            attempt_id, f"{pin.arm}-{of.name}", of, pin.version,
-                            arm=pin.arm, reward=reward, adapter_sha256=pin.adapter_sha256,
-                        )
+                    record = episode(
+                        attempt_id, f"{pin.arm}-{of.name}", of, pin.version, stage="heldout",
+                        arm=pin.arm, reward=reward, adapter_sha256=pin.adapter_sha256,
                     )  # fmt: skip
+                    write(trace, record, events)

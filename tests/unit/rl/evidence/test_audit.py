@@ -61,40 +61,40 @@ def test_a_clean_campaign_has_no_findings(campaign: CampaignDir) -> None:
 
 
 def on_train(index: int, **fields: Any) -> Callable[[CampaignDir], None]:
-    return lambda c: edit_trace(c.train_trace, lambda rows: rows[index].update(fields))
+    return lambda c: edit_trace(c.trace("train"), lambda rows: rows[index].update(fields))
 
 
 def on_heldout(index: int, **fields: Any) -> Callable[[CampaignDir], None]:
-    return lambda c: edit_trace(c.heldout_trace, lambda rows: rows[index].update(fields))
+    return lambda c: edit_trace(c.trace("heldout"), lambda rows: rows[index].update(fields))
 
 
 def duplicate(c: CampaignDir) -> None:
-    edit_trace(c.train_trace, lambda rows: rows.append(rows[0]))
+    edit_trace(c.trace("train"), lambda rows: rows.append(rows[0]))
 
 
 def missing_heldout(c: CampaignDir) -> None:
-    edit_trace(c.heldout_trace, lambda rows: rows.pop(0))
+    edit_trace(c.trace("heldout"), lambda rows: rows.pop(0))
 
 
 def extra_heldout(c: CampaignDir) -> None:
-    edit_trace(c.heldout_trace, lambda rows: rows.append({**rows[0], "attempt_id": "extra"}))
+    edit_trace(c.trace("heldout"), lambda rows: rows.append({**rows[0], "attempt_id": "extra"}))
 
 
 def missing_trained(c: CampaignDir) -> None:
-    edit_trace(c.train_trace, lambda rows: rows.pop(0))
+    edit_trace(c.trace("train"), lambda rows: rows.pop(0))
 
 
 def masked_with_reward(c: CampaignDir) -> None:
     def change(rows: Rows) -> None:
         next(row for row in rows if row["outcome"] == "masked")["reward"] = 0.0
 
-    edit_trace(c.train_trace, change)
+    edit_trace(c.failed_trace, change)
 
 
 def masked_counted(c: CampaignDir) -> None:
     failed = masked("x", "x", task("held", 0), 0).model_dump(mode="json")["failure"]
     edit_trace(
-        c.heldout_trace,
+        c.trace("heldout"),
         lambda rows: rows[0].update(outcome="masked", reward=None, failure=failed),
     )
 
@@ -183,7 +183,7 @@ def arms_gone(c: CampaignDir) -> None:
 
 
 def foreign_adapter(c: CampaignDir) -> None:
-    edit_trace(c.heldout_trace, lambda rows: rows[-1].update(adapter_sha256="0" * 64))
+    edit_trace(c.trace("heldout"), lambda rows: rows[-1].update(adapter_sha256="0" * 64))
 
 
 def adapter_of_base(c: CampaignDir) -> None:
@@ -216,17 +216,17 @@ def overflowing_rewards(c: CampaignDir) -> None:
         for row in rows[:12]:
             row["reward"] = 1.7e308
 
-    edit_trace(c.train_trace, change)
+    edit_trace(c.trace("train"), change)
 
 
 def torn(c: CampaignDir) -> None:
-    c.train_trace.write_bytes(c.train_trace.read_bytes()[:-9])
+    c.trace("train").write_bytes(c.trace("train").read_bytes()[:-9])
 
 
 def flipped_byte(c: CampaignDir) -> None:
-    data = bytearray(c.heldout_trace.read_bytes())
+    data = bytearray(c.trace("heldout").read_bytes())
     data[120] ^= 0xFF
-    c.heldout_trace.write_bytes(data)
+    c.trace("heldout").write_bytes(data)
 
 
 def torn_metrics(c: CampaignDir) -> None:
@@ -241,7 +241,11 @@ def heldout_reward(c: CampaignDir) -> None:
     def change(rows: Rows) -> None:
         next(row for row in rows if row["reward"] == 0.0)["reward"] = 1.0
 
-    edit_trace(c.heldout_trace, change)
+    edit_trace(c.trace("heldout"), change)
+
+
+def summary_edited(c: CampaignDir) -> None:
+    edit_json(c.summary, lambda summary: summary["evaluation"].update(graded=47, masked=1))
 
 
 CORRUPTIONS: list[tuple[str, Callable[[CampaignDir], None], str]] = [
@@ -256,8 +260,8 @@ CORRUPTIONS: list[tuple[str, Callable[[CampaignDir], None], str]] = [
     ("config-digest", config_edited, "frozen.json config"),
     ("config-unreadable", config_broken, "frozen.json"),
     ("stale-episode", bound_tightened, "of update"),
-    ("stale-episode", on_train(71, version=6), "attempt g00017.0-a3 of update 6"),
-    ("mixed-versions", on_train(70, version=4), "attempt g00017.0-a2 of update 6"),
+    ("stale-episode", on_train(-1, version=6), "attempt g00017.0-a3 of update 6"),
+    ("mixed-versions", on_train(-2, version=4), "attempt g00017.0-a2 of update 6"),
     ("mixed-versions", group_version, "of update 6"),
     ("trained-twice", trained_twice, "attempt g00000.0-a3"),
     ("omitted-attempt", attempt_left_out, "attempt g00000.0-a3"),
@@ -309,7 +313,13 @@ CORRUPTIONS: list[tuple[str, Callable[[CampaignDir], None], str]] = [
     ("damaged-trace", folder_instead_of("traces/heldout.jsonl.zst"), "heldout.jsonl.zst"),
     ("summary-unreadable", folder_instead_of("summary.json"), "summary.json"),
     ("metrics-differ", overflowing_rewards, "metrics.jsonl update 1"),
-    ("summary-differs", heldout_reward, "summary.json"),
+    ("edited-reward", heldout_reward, "attempt base-mkdir-held-00-a0"),
+    ("edited-reward", on_train(5, reward=0.25), "attempt g00001.0-a1"),
+    ("edited-record", on_train(5, verifier_log="[reward 1]"), "attempt g00001.0-a1"),
+    ("lost-record", missing_trained, "attempt g00000.0-a0"),
+    ("untold-record", extra_heldout, "attempt extra"),
+    ("misplaced-record", masked_counted, "attempt base-mkdir-held-00-a0"),
+    ("summary-differs", summary_edited, "summary.json"),
     ("invalid-record", on_train(0, surprise=1), "attempt g00000.0-a0"),
 ]
 

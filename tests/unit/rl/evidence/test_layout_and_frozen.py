@@ -176,7 +176,7 @@ def test_repair_and_rewind_keep_each_update_once(tmp_path: Path) -> None:
     directory = build(tmp_path, finish=False)
     with directory.metrics.open("a") as file:
         file.write("{")
-    directory.train_trace.write_bytes(directory.train_trace.read_bytes()[:-3])
+    directory.trace("train").write_bytes(directory.trace("train").read_bytes()[:-3])
     cut = directory.repair()
     assert cut["metrics.jsonl"] == 1 and cut["traces/train.jsonl.zst"] > 0
     assert directory.repair() == {}

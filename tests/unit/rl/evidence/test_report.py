@@ -117,13 +117,13 @@ def test_a_campaign_that_only_froze_has_a_report(tmp_path: Path) -> None:
     directory = build(tmp_path, finish=False)
     for path in (directory.metrics, directory.updates, directory.events, directory.gates):
         path.unlink()
-    directory.train_trace.unlink()
+    directory.trace("train").unlink()
     assert "No update has been made yet." in page(directory).text
 
 
 def test_a_report_during_a_write_leaves_the_torn_record_out(tmp_path: Path) -> None:
     directory = build(tmp_path, finish=False)
-    directory.train_trace.write_bytes(directory.train_trace.read_bytes()[:-4])
+    directory.trace("train").write_bytes(directory.trace("train").read_bytes()[:-4])
     with directory.metrics.open("a") as file:
         file.write('{"update"')
     evidence = load_evidence(directory)
