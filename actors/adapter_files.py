@@ -53,6 +53,20 @@ def write_adapter(directory: Path, adapter: AdapterBytes, *, with_probe: bool = 
         sync_directory(directory.parent)
 
 
+def read_adapter(directory: Path, version: int, sha256: str) -> AdapterBytes:
+    """What `write_adapter` wrote in `directory`, its probe included.
+
+    Raises:
+        EngineError: it has no probe.
+    """
+    probe = read_probe(directory)
+    if probe is None:
+        raise EngineError(f"has no {PROBE_FILE}", str(directory))
+    files = {path.name: path.read_bytes() for path in directory.iterdir()}
+    del files[PROBE_FILE]
+    return AdapterBytes(version=version, files=files, sha256=sha256, probe=probe)
+
+
 def read_probe(directory: Path) -> Probe | None:
     """The probe that `write_adapter` left in `directory`, if any."""
     path = directory / PROBE_FILE

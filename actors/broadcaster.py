@@ -16,10 +16,10 @@ from typing import Any
 
 from actors.adapter_ref import AdapterRef
 from actors.calls import call
-from rl.config import CampaignConfig
 from rl.errors import EngineError, InfrastructureError
 from rl.records import Publication, ReplicaFailure
 from rl.schedule.ledger import VersionLedger
+from rl.serving_config import ServingConfig
 
 
 class WeightBroadcaster:
@@ -30,7 +30,7 @@ class WeightBroadcaster:
         replicas: handles of the Replica actors, by index.
     """
 
-    def __init__(self, config: CampaignConfig, replicas: list[Any]) -> None:
+    def __init__(self, config: ServingConfig, replicas: list[Any]) -> None:
         self._replicas = replicas
         self._ledger = VersionLedger(len(replicas))
         self._adapter: AdapterRef | None = None

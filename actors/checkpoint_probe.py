@@ -17,13 +17,13 @@ from actors.adapter_files import policy_name
 from actors.engine_command import BASE_MODEL_NAME
 from actors.replica import Replica
 from rl.agent.client import EngineClient
-from rl.config import CampaignConfig
 from rl.errors import DeadlineExceeded
 from rl.records import AdapterBytes
+from rl.serving_config import ServingConfig
 
 
 async def engine_logprobs(
-    config: CampaignConfig,
+    config: ServingConfig,
     model_dir: Path,
     adapter: AdapterBytes,
     prompts: Sequence[Sequence[int]],

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from actors.calls import call, together
-from rl.config import CampaignConfig
+from rl.config import CampaignConfig, ServingConfig
 from rl.errors import ActorLostError, InfrastructureError
 
 WORKER_START_S = 180.0
@@ -78,7 +79,7 @@ class Cluster:
         placed: the worker of each attempt that runs.
     """
 
-    config: CampaignConfig
+    config: ServingConfig
     replicas: list[Any] = field(default_factory=list[Any])
     base_urls: list[str] = field(default_factory=list[str])
     workers: list[WorkerSlots] = field(default_factory=list[WorkerSlots])
@@ -100,6 +101,18 @@ class Cluster:
             _kill(self.trainer)
             self.trainer = None
 
+    async def processes(self) -> dict[str, int]:
+        """Ids of the engines' processes on this machine, by a name for messages."""
+        found: dict[str, int] = {}
+        for index, replica in enumerate(self.replicas):
+            try:
+                host, ids = await call(replica.whereabouts.remote(), STOP_GRACE_S, "replica")
+            except InfrastructureError:  # it is gone, or was never there
+                continue
+            if host == socket.gethostname():
+                found |= {f"process {pid} of replica {index}": pid for pid in ids}
+        return found
+
     async def stop(self) -> list[str]:
         """Stop everything in order; returns what did not stop by itself."""
         problems: list[str] = []
@@ -120,6 +133,11 @@ class Cluster:
                 _kill(handle)
         self.workers, self.replicas, self.broadcaster, self.trainer = [], [], None, None
         return problems
+
+
+def still_running(processes: dict[str, int]) -> list[str]:
+    """Which of the processes that were stopped are there all the same."""
+    return [who for who, pid in processes.items() if Path(f"/proc/{pid}").exists()]
 
 
 def connect(address: str | None, namespace: str, dashboard: bool = True) -> str:
@@ -172,6 +190,8 @@ async def start_serving(
     task_root: Path,
     run_id: str | None = None,
     note: Callable[[str], None] = lambda _: None,
+    *,
+    publishing: bool = True,
 ) -> None:
     """Start replicas, broadcaster and episode workers; all are ready on return.
 
@@ -182,6 +202,7 @@ async def start_serving(
         task_root: folder of the task packages.
         run_id: the campaign's, by which its remote sandboxes are found again.
         note: told of each replica that serves.
+        publishing: whether versions will be published, so that there is a broadcaster.
 
     Raises:
         CampaignError: something did not start; the caller stops the cluster.
@@ -210,8 +231,9 @@ async def start_serving(
             return actor.remote(index, config, model_dir, task_root, api_key, run_id)
 
         cluster.workers.append(WorkerSlots(start, start(0), slots))
-    broadcaster = _remote(WeightBroadcaster, "broadcaster", 0.0, max_concurrency=CONTROL_CALLS)
-    cluster.broadcaster = broadcaster.remote(config, cluster.replicas)
+    if publishing:
+        broadcaster = _remote(WeightBroadcaster, "broadcaster", 0.0, max_concurrency=CONTROL_CALLS)
+        cluster.broadcaster = broadcaster.remote(config, cluster.replicas)
 
     async def start_replica(index: int, replica: Any) -> str:
         # Longer than the replica's own limit, whose message names the engine's log.
@@ -230,7 +252,11 @@ async def start_serving(
 
 
 async def start_trainer(
-    cluster: Cluster, model_dir: Path, checkpoints: Path, resume: Path | None
+    cluster: Cluster,
+    config: CampaignConfig,
+    model_dir: Path,
+    checkpoints: Path,
+    resume: Path | None,
 ) -> int:
     """Start the trainer; returns the version it stands at.
 
@@ -240,11 +266,11 @@ async def start_trainer(
     from actors.prime_trainer import PrimeTrainer
     from actors.trainer import Trainer
 
-    need, prime = cluster.config.resources, cluster.config.trainer.prime
+    need, prime = config.resources, config.trainer.prime
     backend = Trainer if prime is None else PrimeTrainer
     deadline = TRAINER_START_S + (0.0 if prime is None else prime.start_timeout_s)
     actor = _remote(backend, "trainer", need.trainer_cpus, need.trainer_gpus)
-    cluster.trainer = actor.remote(cluster.config, model_dir, checkpoints, resume)
+    cluster.trainer = actor.remote(config, model_dir, checkpoints, resume)
     version: int = await call(cluster.trainer.ready.remote(), deadline, "trainer start")
     return version
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl.config import CampaignConfig, EngineConfig
+from rl.config import EngineConfig, ServingConfig
 from rl.errors import ConfigurationError
 
 BASE_MODEL_NAME = "base"
@@ -79,7 +79,7 @@ def engine_python(environ: Mapping[str, str], repository: Path = REPOSITORY) -> 
 
 
 def engine_command(
-    config: CampaignConfig,
+    config: ServingConfig,
     index: int,
     model_dir: Path,
     port: int,
@@ -129,7 +129,7 @@ def replica_cores(index: int, count: int, cores: Sequence[int]) -> list[int]:
 
 
 def _vllm(
-    config: CampaignConfig,
+    config: ServingConfig,
     model_dir: Path,
     port: int,
     environ: Mapping[str, str],
@@ -146,10 +146,11 @@ def _vllm(
     argv += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     argv += ["--enable-prefix-caching", "--disable-uvicorn-access-log"]
     argv += ["--scheduling-policy", "priority"]  # lower is earlier: the older policy version
-    argv += ["--enable-lora", "--max-lora-rank", str(_lora_rank(config.trainer.lora.rank))]
-    argv += ["--max-loras", str(engine.max_loras)]
-    argv += ["--max-cpu-loras", str(CPU_LORAS_PER_GPU_LORA * engine.max_loras)]
-    argv += ["--lora-target-modules", *LORA_MODULES]
+    if config.lora_rank is not None:
+        argv += ["--enable-lora", "--max-lora-rank", str(_lora_rank(config.lora_rank))]
+        argv += ["--max-loras", str(engine.max_loras)]
+        argv += ["--max-cpu-loras", str(CPU_LORAS_PER_GPU_LORA * engine.max_loras)]
+        argv += ["--lora-target-modules", *LORA_MODULES]
     if engine.kv_cache_mb is not None:
         argv += ["--kv-cache-memory-bytes", str(engine.kv_cache_mb * MIB)]
     if engine.block_size is not None:
@@ -160,7 +161,7 @@ def _vllm(
 
 
 def _scripted(
-    config: CampaignConfig,
+    config: ServingConfig,
     model_dir: Path,
     port: int,
     environ: Mapping[str, str],

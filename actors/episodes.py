@@ -19,8 +19,9 @@ from rl.agent.chat import Chat
 from rl.agent.client import EngineClient, SamplingParams
 from rl.agent.harness import AgentResult, BashAgent, Generated
 from rl.agent.shell import Shell
-from rl.config import CampaignConfig
+from rl.errors import EngineError
 from rl.records import AttemptSpec, EpisodeRecord, TaskRef
+from rl.serving_config import ServingConfig
 from sandboxes.attempt import AttemptLimits, AttemptResult, run_attempt
 from sandboxes.provider import SandboxProvider, lifetime
 from sandboxes.tasks import TaskPackage, load_package, verify_digest
@@ -29,6 +30,8 @@ from sandboxes.tasks import TaskPackage, load_package, verify_digest
 # model out of time is told apart from an engine that does not answer.
 CLIENT_GRACE_S = 5.0
 VERIFIER_LOG_LIMIT = 4_000
+PROOF_TASK = "Print the working directory."
+PROOF_TOKENS = 8
 # g00012.1-a3: draw 12 in the campaign's second driver, its fourth attempt (rl.schedule).
 _INCARNATION = re.compile(r"^(g\d+)\.\d+")
 
@@ -48,7 +51,7 @@ class EpisodeWorker:
     def __init__(
         self,
         index: int,
-        config: CampaignConfig,
+        config: ServingConfig,
         model_dir: Path,
         task_root: Path,
         api_key: str | None = None,
@@ -75,6 +78,30 @@ class EpisodeWorker:
     async def ready(self) -> int:
         """The worker's index, once it is constructed."""
         return self._index
+
+    async def prove(self, base_urls: list[str], name: str) -> list[dict[str, str | int]]:
+        """Prove that each replica wants a key, serves `name`, and samples from it.
+
+        Returns:
+            For each replica its address, its names, and the number of tokens it sampled.
+
+        Raises:
+            EngineError, DeadlineExceeded: one of them does not.
+        """
+        return list(await asyncio.gather(*(self._prove(url, name) for url in base_urls)))
+
+    async def _prove(self, url: str, name: str) -> dict[str, str | int]:
+        engine = self._config.engine
+        await self._client.require_guarded(url, engine.control_timeout_s)
+        names = await self._client.list_models(url, engine.control_timeout_s)
+        if name not in names:
+            raise EngineError(f"serves {', '.join(names) or 'nothing'}, and not '{name}'", url)
+        prompt = self._chat.opening(PROOF_TASK)
+        sampling = SamplingParams(max_tokens=PROOF_TOKENS, temperature=0.0)
+        done = await self._client.generate(url, name, prompt, sampling, engine.request_timeout_s)
+        if not done.token_ids:
+            raise EngineError("sampled nothing", url, "see the engine's log")
+        return {"url": url, "names": ", ".join(names), "sampled": len(done.token_ids)}
 
     async def run(self, spec: AttemptSpec) -> EpisodeRecord:
         """Run one attempt to its terminal record."""

@@ -1,4 +1,6 @@
-"""Held-out evaluation: disjoint shards, one replica each, arm after arm.
+"""Evaluation of fixed weights: disjoint shards, one replica each, arm after arm.
+
+A campaign's held-out stage, `rl.heldout`, `rl.screen` and `rl.probe` all run it.
 
 Invariants:
 - Every shard runs the arms in the given order, and all attempts of one arm
@@ -20,11 +22,13 @@ from actors.attempts import run_recorded
 from actors.calls import call, together
 from actors.cluster import Cluster
 from actors.episodes import attempt_seed
-from rl.config import CampaignConfig
 from rl.errors import EngineError
+from rl.evidence.events import PROVEN
+from rl.evidence.frozen import EvaluationPlan
 from rl.evidence.recorder import Recorder
 from rl.progress import Progress
 from rl.records import AdapterBytes, AttemptSpec, EpisodeRecord, TaskRef
+from rl.serving_config import ServingConfig
 
 BASE_SERVED_AS = "base"
 
@@ -49,19 +53,21 @@ def shards(tasks: Sequence[TaskRef], count: int) -> list[list[TaskRef]]:
 
 
 @dataclass
-class HeldoutLoop:
+class EvaluationLoop:
     """Runs the evaluation.
 
     Args:
-        config: the campaign's configuration.
+        config: what is served, and by how many.
+        plan: attempts, shards, retries.
         cluster: running replicas and workers.
-        tasks: the held-out tasks.
-        arms: base first.
+        tasks: the tasks of all shards.
+        arms: in the order in which each shard runs them.
         recorder: where evidence goes; also says what an earlier run has done.
         progress: what the person sees.
     """
 
-    config: CampaignConfig
+    config: ServingConfig
+    plan: EvaluationPlan
     cluster: Cluster
     tasks: Sequence[TaskRef]
     arms: Sequence[Arm]
@@ -78,8 +84,30 @@ class HeldoutLoop:
         """
         for record in self.recorder.directory.episodes("heldout"):
             self._count(record)
-        parts = shards(self.tasks, self.config.heldout.shards)
+        await self._prove()
+        parts = shards(self.tasks, self.plan.shards)
         await together(*(self._shard(replica, part) for replica, part in enumerate(parts)))
+
+    async def _prove(self) -> None:
+        """Every worker proves its way to every replica before its first attempt.
+
+        Raises:
+            CampaignError: a replica takes no key or any key, does not serve the base
+                model under its name, or generates nothing.
+        """
+        limit = self.config.engine.request_timeout_s + self.config.engine.control_timeout_s
+        proofs = await together(
+            *(
+                call(
+                    worker.handle.prove.remote(self.cluster.base_urls, BASE_SERVED_AS),
+                    limit * len(self.cluster.base_urls),
+                    f"episode worker {index} proof",
+                )
+                for index, worker in enumerate(self.cluster.workers)
+            )
+        )
+        for index, proof in enumerate(proofs):
+            self.recorder.events.append(PROVEN, worker=index, replicas=proof)
 
     async def _shard(self, replica: int, tasks: Sequence[TaskRef]) -> None:
         slots = self._slots(replica)
@@ -94,14 +122,14 @@ class HeldoutLoop:
             await together(
                 *(
                     self._cell(replica, arm, task, gate)
-                    for _ in range(self.config.heldout.attempts)
+                    for _ in range(self.plan.attempts)
                     for task in tasks
                 )
             )
 
     def _slots(self, replica: int) -> int:
         """This shard's part of the episode slots, at least one."""
-        count = self.config.heldout.shards
+        count = self.plan.shards
         base, extra = divmod(self.config.episodes.concurrency, count)
         return max(1, base + (replica < extra))
 
@@ -109,8 +137,8 @@ class HeldoutLoop:
         """One more graded attempt in this cell, if it still needs one."""
         cell = (arm.name, task.digest)
         async with gate:
-            for _ in range(1 + self.config.schedule.attempt_retries):
-                if self._graded[cell] >= self.config.heldout.attempts:
+            for _ in range(1 + self.plan.retries):
+                if self._graded[cell] >= self.plan.attempts:
                     return
                 spec = self._spec(replica, arm, task, self._launched[cell])
                 self._launched[cell] += 1
@@ -125,10 +153,11 @@ class HeldoutLoop:
                 await self._require_alive(replica)
 
     def _spec(self, replica: int, arm: Arm, task: TaskRef, number: int) -> AttemptSpec:
-        attempt_id = f"heldout-{arm.name}-{task.name}-k{number}"
+        cell = f"heldout-{arm.name}-{task.name}"
+        attempt_id = f"{cell}-k{number}"
         return AttemptSpec(
             attempt_id=attempt_id,
-            group_id=f"heldout-{arm.name}-{task.name}",
+            group_id=cell,
             task=task,
             version=arm.version,
             stage="heldout",
@@ -162,5 +191,5 @@ class HeldoutLoop:
             raise EngineError(
                 f"the replica of this shard failed: {error}",
                 f"replica {replica}",
-                "see its log in the campaign's directory, then continue with --resume",
+                "see its log in the run's directory, then continue with --resume",
             ) from error

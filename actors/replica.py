@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,9 @@ from actors.engine_command import BASE_MODEL_NAME, engine_command
 from actors.engine_metrics import parse_metrics
 from actors.engine_process import EngineProcess, free_port
 from rl.agent.client import EngineClient
-from rl.config import CampaignConfig
 from rl.errors import DeadlineExceeded, EngineError
 from rl.records import AdapterBytes, Probe
+from rl.serving_config import ServingConfig
 
 # Ahead of every episode, whose priority is its version: a publication waits for it.
 PROBE_PRIORITY = -1
@@ -54,7 +55,7 @@ class Replica:
     def __init__(
         self,
         index: int,
-        config: CampaignConfig,
+        config: ServingConfig,
         model_dir: Path,
         run_dir: Path,
         api_key: str | None = None,
@@ -248,6 +249,10 @@ class Replica:
     def processes(self) -> list[int]:
         """Ids of the engine's processes."""
         return self._process.processes() if self._process is not None else []
+
+    async def whereabouts(self) -> tuple[str, list[int]]:
+        """The machine's name, and the ids of the engine's processes on it."""
+        return socket.gethostname(), self.processes()
 
     @property
     def _control_timeout(self) -> float:

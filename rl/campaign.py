@@ -1,137 +1,73 @@
 """One campaign, from frozen configuration to report.
 
-`Campaign.run` reads from top to bottom as the campaign goes.  Invariants:
-- Everything is frozen before anything is gated, started or submitted, and
-  verified again whenever the campaign continues.
-- Nothing costly starts before every task has passed its gate.
-- Whatever ends a campaign, its actors are stopped in order and its directory
-  can be continued: each stage finds out from the evidence what is left to do.
+`Campaign._stages` reads from top to bottom as the campaign goes.  Invariants:
+those of `rl.run`, and a continued campaign is what was frozen.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from actors.calls import call, in_thread, together
-from actors.cluster import RAYLET_START_S, Cluster, connect, start_serving, start_trainer
-from actors.evaluation import Arm, HeldoutLoop
+from actors.calls import call, together
+from actors.cluster import Cluster, start_trainer
+from actors.evaluation import Arm, EvaluationLoop
 from actors.training import TrainingLoop
 from rl.config import CampaignConfig
-from rl.errors import DeadlineExceeded, EvidenceError
+from rl.errors import EvidenceError
 from rl.evidence.audit import audit
 from rl.evidence.events import STAGE_DONE
-from rl.evidence.frozen import CodePin, ModelPin, freeze, load_frozen, verify_frozen
+from rl.evidence.frozen import freeze, heldout_plan, load_frozen, verify_frozen
 from rl.evidence.layout import CampaignDir
-from rl.evidence.recorder import Recorder
-from rl.evidence.rows import BASE_ARM, ArmPin, Arms, Gates
-from rl.evidence.rows import GateResult as GateRow
+from rl.evidence.rows import BASE_ARM, ArmPin, Arms
 from rl.evidence.summary import read_json
 from rl.files import sha256_files, write_json
 from rl.learner import checkpoint
 from rl.learner.inventory import inventory
-from rl.prepare import PreparedModel, PreparedTasks
-from rl.progress import Progress
-from rl.records import TaskRef
+from rl.prepare import PreparedTasks
+from rl.run import Run
 from rl.schedule.order import TaskOrder
 from rl.schedule.scheduler import FRESH, Frontier, Scheduler
-from sandboxes.attempt import AttemptLimits
-from sandboxes.gates import (
-    GateResult,
-    gate_all,
-    load_report,
-    require_gate,
-    require_writable,
-    save_report,
-)
-from sandboxes.provider import SandboxProvider, lifetime
-from sandboxes.tasks import TaskPackage, load_package
 
-GATES_AT_ONCE = 8  # sandboxes of a gate cost processor time, not waiting
 VERIFY_S = 900.0  # loading the base model afresh, on a cold disk
 
 
-@dataclass
-class Campaign:
-    """What a campaign is made of.
+@dataclass(kw_only=True)
+class Campaign(Run[CampaignConfig]):
+    """A campaign.
 
     Args:
-        config: the whole configuration.
-        directory: the campaign's own.
-        model: the prepared base model.
-        tasks: the prepared, split task packages.
-        code: the program's pin.
-        gate_report: results of gates by task digest, kept over campaigns.
-        address: an existing Ray cluster; None starts one here.
-        dashboard: whether a cluster started here has a dashboard.
-        progress: what the person sees.
+        tasks: the prepared, split task packages; `task_root` is theirs.
     """
 
-    config: CampaignConfig
-    directory: CampaignDir
-    model: PreparedModel
     tasks: PreparedTasks
-    code: CodePin
-    gate_report: Path
-    progress: Progress
-    address: str | None = None
-    dashboard: bool = True
-    recorder: Recorder = field(init=False)
     _incarnation: int = field(init=False, default=0)
 
-    async def run(self) -> None:
-        """Run what is left of the campaign, once it is frozen.
-
-        Raises:
-            CampaignError: with a remedy; the directory can be continued.
-        """
+    async def _stages(self, cluster: Cluster) -> None:
         config = self.config
-        self.progress.plan(config.schedule.updates, config.heldout_attempts)
-        self.recorder = Recorder(self.directory)
-        cluster = Cluster(config)
-        watchdog = asyncio.timeout(config.limits.watchdog_s)
-        try:
-            async with watchdog:
-                self._take_over()
-                await self._reap()
-                await self._gate()
-                async with self.recorder.lifecycle.step("start", config.limits.start_s):
-                    await self._start(cluster)
-                await self._train(cluster)
-                arms = await self._verify_checkpoint(cluster)
-                await self._evaluate(cluster, arms)
-        except TimeoutError:
-            if not watchdog.expired():
-                raise
-            raise DeadlineExceeded(
-                f"the watchdog stopped the campaign after {config.limits.watchdog_s:.0f} s",
-                str(self.directory.root),
-                f"continue it with --resume {self.directory.run_id}",
-            ) from None
-        finally:
-            await asyncio.shield(self._stop(cluster))
-        self._report()
+        self.progress.plan(config.schedule.updates, config.heldout_attempts // 2)
+        self._take_over()
+        await self._reap()
+        await self._gate([*self.tasks.train, *self.tasks.heldout[: config.heldout_tasks]])
+        async with self.recorder.lifecycle.step("start", config.limits.start_s):
+            await self._start(cluster)
+        await self._train(cluster)
+        arms = await self._verify_checkpoint(cluster)
+        await self._evaluate(cluster, arms)
 
     # ---- stages ---------------------------------------------------------
 
     def freeze(self) -> None:
         """Freeze a new campaign; prove that a continued one is what was frozen."""
-        pin = ModelPin(
-            name=self.model.name,
-            source=self.config.model.source,
-            pin=self.config.model.revision or self.config.model.sha256 or "local files",
-            files=self.model.files,
-        )
         write = verify_frozen if self.directory.frozen.exists() else freeze
         write(
             self.directory,
             self.config,
             train=self.tasks.train,
             heldout=self.tasks.heldout,
-            model=pin,
+            model=self.model_pin(),
             code=self.code,
         )
         self.progress.note(f"campaign {self.directory.run_id}, frozen in {self.directory.frozen}")
@@ -166,84 +102,11 @@ class Campaign:
                 f"{superseded} rows of later updates set aside"
             )
 
-    async def _gate(self) -> None:
-        """Gate every task that the campaign will use."""
-        config = self.config
-        tasks = [*self.tasks.train, *self.tasks.heldout[: config.heldout_tasks]]
-        self._stage("gates", f"{len(tasks)} tasks: solution scores 1, doing nothing scores 0")
-        require_writable(self.gate_report)
-        packages = await asyncio.to_thread(self._packages, tasks)
-        self._say_warnings(packages)
-        report = load_report(self.gate_report)
-        known = {package.digest for package in packages} & set(report.results)
-        fresh: list[GateResult] = []
-
-        def keep(result: GateResult) -> None:
-            fresh.append(result)
-            report.results[result.digest] = result
-            save_report(report, self.gate_report)
-            self.progress.gate(len(known) + len(fresh), len(tasks))
-
-        limits = AttemptLimits(
-            deadline_s=config.episodes.deadline_s,
-            create_s=config.sandbox.create_timeout_s,
-            verifier_s=config.episodes.verifier_timeout_s,
-            stop_s=config.sandbox.stop_timeout_s,
-        )
-        await gate_all(
-            packages,
-            self._provider(),
-            limits,
-            concurrency=min(GATES_AT_ONCE, config.episodes.concurrency),
-            done=report.results,
-            on_result=keep,
-        )
-        self.directory.write_gates(_gate_rows(packages, report.results, known))
-        require_gate(report, packages)
-        self.progress.note(f"all {len(tasks)} passed, {len(known)} of them before")
-
-    def _say_warnings(self, packages: Sequence[TaskPackage]) -> None:
-        """Say which keys of the packages have no effect: how many, and the first."""
-        found = [f"{item.name}: {warning}" for item in packages for warning in item.warnings]
-        if found:
-            self.progress.note(
-                f"{len(found)} keys of packages have no effect, the first of {found[0]}; "
-                f"all: python -m rl.gate {self.tasks.root}"
-            )
-
-    def _provider(self) -> SandboxProvider:
-        limit = lifetime(self.config.episodes.deadline_s)
-        return SandboxProvider(self.config.sandbox, limit, self.directory.run_id)
-
-    async def _reap(self) -> None:
-        """End the remote sandboxes that an earlier driver of this campaign has left."""
-        left = await asyncio.to_thread(self._provider().reap)
-        if left:
-            self.progress.note(f"ended {len(left)} sandboxes that an earlier driver had left")
-
-    def _packages(self, tasks: Sequence[TaskRef]) -> list[TaskPackage]:
-        return [load_package(self.tasks.root / task.path, task.name) for task in tasks]
-
     async def _start(self, cluster: Cluster) -> None:
         """Start all actors that what is left of the campaign needs."""
         self._stage("start", f"{self.config.engine.replicas} replicas, trainer, episode workers")
-        # A Ray that is starting must be there before it can be stopped: given up midway, it
-        # would end with its thread, and the interpreter wait for it at its own end.
-        dashboard = await in_thread(
-            RAYLET_START_S, lambda: connect(self.address, self.directory.run_id, self.dashboard)
-        )
-        if dashboard:
-            self.progress.note(f"Ray dashboard at http://{dashboard}")
-        starts = [
-            start_serving(
-                cluster,
-                self.model.path,
-                self.directory.logs,
-                self.tasks.root,
-                self.directory.run_id,
-                self.progress.note,
-            )
-        ]
+        await self._connect()
+        starts = [self._serve(cluster, publishing=True)]
         if self._updates_done() < self.config.schedule.updates:
             starts.append(self._start_trainer(cluster))
         await together(*starts)
@@ -251,7 +114,7 @@ class Campaign:
 
     async def _start_trainer(self, cluster: Cluster) -> None:
         version = await start_trainer(
-            cluster, self.model.path, self.directory.checkpoints, self._checkpoint()
+            cluster, self.config, self.model.path, self.directory.checkpoints, self._checkpoint()
         )
         self.progress.note(f"trainer stands at version {version}")
 
@@ -301,22 +164,9 @@ class Campaign:
             f"{len(tasks)} tasks x {self.config.heldout.attempts} attempts x "
             f"{' and '.join(arm.name for arm in arms)}",
         )
-        loop = HeldoutLoop(self.config, cluster, tasks, arms, self.recorder, self.progress)
+        plan = heldout_plan(self.config)
+        loop = EvaluationLoop(self.config, plan, cluster, tasks, arms, self.recorder, self.progress)
         await loop.run()
-
-    async def _stop(self, cluster: Cluster) -> None:
-        """Stop every actor, then Ray itself if it was started here."""
-        import ray
-
-        limit = self.config.limits.stop_s
-        try:
-            async with self.recorder.lifecycle.step("stop", limit, "all actors"):
-                for problem in await cluster.stop():
-                    self.progress.note(f"did not stop by itself, ended: {problem}")
-                if ray.is_initialized():
-                    await asyncio.to_thread(ray.shutdown)
-        finally:
-            self.recorder.close()
 
     def _report(self) -> None:
         """Audit the evidence and write summary and report."""
@@ -343,10 +193,6 @@ class Campaign:
             )
 
     # ---- inside ---------------------------------------------------------
-
-    def _stage(self, name: str, detail: str) -> None:
-        self.recorder.events.stage(name)
-        self.progress.stage(name, detail)
 
     def _checkpoint(self) -> Path | None:
         """The newest complete checkpoint."""
@@ -402,25 +248,3 @@ class Campaign:
 def frozen_config(directory: CampaignDir) -> CampaignConfig:
     """The configuration that a campaign was started with."""
     return load_frozen(directory).campaign_config()
-
-
-def _gate_rows(
-    packages: Sequence[TaskPackage], results: Mapping[str, GateResult], known: set[str]
-) -> Gates:
-    """The gates' results as evidence of this campaign."""
-    rows = []
-    for package in packages:
-        result = results[package.digest]
-        rows.append(
-            GateRow(
-                task_name=package.name,
-                digest=package.digest,
-                passed=result.verdict == "passed",
-                oracle_reward=result.oracle[0] if result.oracle else None,
-                nothing_reward=result.nothing[0] if result.nothing else None,
-                reused=package.digest in known,
-                seconds=result.seconds,
-                message="; ".join(result.reasons),
-            )
-        )
-    return Gates(gates=rows)

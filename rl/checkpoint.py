@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NoReturn
 from rl.errors import EXIT_OK, ConfigurationError, EvidenceError, run_command
 
 if TYPE_CHECKING:
+    from rl.checkpoint_probe import ProbeReport
     from rl.evidence.layout import CampaignDir
     from rl.learner.compare import Comparison
     from rl.learner.inventory import Listed
-    from rl.probe import ProbeReport
 
 DEFAULT_STATE = Path("state")
 DEFAULT_DEADLINE_S = 900.0  # an engine takes one minute on a laptop, several with a large model
@@ -182,7 +182,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    from rl.probe import probe
+    from rl.checkpoint_probe import probe
 
     if options.deadline <= 0 or (options.tolerance is not None and not options.tolerance >= 0):
         raise ConfigurationError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 import typing
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,19 @@ _SHOWN_CHARACTERS = 100  # of a wrong value in a message: enough to find it in t
 _SHORTEN = "write a number that fits the key"
 
 
-def load_config(path: Path, overrides: dict[str, Any] | None = None) -> CampaignConfig:
+def load_config[T: BaseModel](
+    path: Path,
+    overrides: dict[str, Any] | None = None,
+    *,
+    model: type[T] = CampaignConfig,
+) -> T:
     """Read and validate the configuration file at `path`.
 
     Args:
         path: a TOML file.
         overrides: values by dotted key that replace the file's, such as
             `{"seed": 3, "engine.replicas": 1}`.
+        model: what kind of configuration it is.
 
     Raises:
         ConfigurationError: the file is missing or no TOML, a key is unknown or
@@ -41,10 +48,20 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> Campaign
         raise ConfigurationError(
             "no such configuration file", str(path), "see configs/ for the shipped ones"
         )
-    data = read_toml(path)
-    for key, value in (overrides or {}).items():
-        _set_dotted(data, key, value)
-    return parse_config(data, where=str(path))
+    data = replaced(read_toml(path), overrides or {})
+    return parse_config(data, where=str(path), model=model)
+
+
+def replaced(data: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """A copy of `data` with values by dotted key in the place of its own.
+
+    Raises:
+        ConfigurationError: a key goes through what is no table.
+    """
+    copy = deepcopy(data)
+    for key, value in values.items():
+        _set_dotted(copy, key, value)
+    return copy
 
 
 def read_toml(path: Path, refusal: type[ConfigurationError] = ConfigurationError) -> dict[str, Any]:
@@ -76,16 +93,18 @@ def read_toml(path: Path, refusal: type[ConfigurationError] = ConfigurationError
     return data
 
 
-def parse_config(data: dict[str, Any], where: str) -> CampaignConfig:
+def parse_config[T: BaseModel](
+    data: dict[str, Any], where: str, *, model: type[T] = CampaignConfig
+) -> T:
     """Validate `data`; `where` names its origin in errors.
 
     Raises:
         ConfigurationError: naming every wrong key, its value and the nearest right one.
     """
     try:
-        return CampaignConfig.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
-        lines = [_explain(item) for item in error.errors()]
+        lines = [_explain(item, model) for item in error.errors()]
         what = lines[0] if len(lines) == 1 else "\n  - ".join(["several keys are wrong", *lines])
         raise ConfigurationError(
             what, where, "correct the file; `python -m rl.final --describe-config` lists every key"
@@ -133,7 +152,7 @@ def _set_dotted(data: dict[str, Any], key: str, value: Any) -> None:
     node[last] = value
 
 
-def _explain(item: Any) -> str:
+def _explain(item: Any, root: type[BaseModel]) -> str:
     """One line for one validation error, with the nearest key for an unknown one."""
     loc = tuple(part for part in item["loc"])
     dotted = ".".join(str(part) for part in loc) or "(whole file)"
@@ -142,13 +161,13 @@ def _explain(item: Any) -> str:
         given = item.get("input")
         shown = f" (given: {_short(given)})" if isinstance(given, str | int | float) else ""
         return f"'{dotted}': {message}{shown}"
-    model: type[BaseModel] | None = CampaignConfig
+    model: type[BaseModel] | None = root
     for part in loc[:-1]:
         if model is not None and isinstance(part, str) and part in model.model_fields:
             model = _section_of(model.model_fields[part].annotation)
     known = list(model.model_fields) if model is not None else []
     near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
-    elsewhere = [key for key, _ in describe() if key.split(".")[-1] == str(loc[-1])]
+    elsewhere = [key for key, _ in describe(root) if key.split(".")[-1] == str(loc[-1])]
     if near:
         hint = f"did you mean '{near[0]}'?"
     elif elsewhere:

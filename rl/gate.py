@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sandboxes.tasks import TaskPackage
 
 DEFAULT_TASKS = Path("state/tasks")
-DEFAULT_REPORT = Path("state/gates.json")
+DEFAULT_REPORT = Path("state/gates/report.json")
 DEFAULT_CONCURRENCY = 4
 DEFAULT_REPEATS = 2
 

@@ -13,6 +13,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rl.config import TasksConfig
 from rl.config_file import load_config
 from rl.errors import EXIT_OK, ConfigurationError, run_command
+from rl.evidence.selection import read_selection
 from rl.learner.base_model import (
     PreparedModel,
     check_model,
@@ -67,6 +69,25 @@ def prepare_tasks(config: TasksConfig, root: Path = DEFAULT_ROOT) -> PreparedTas
         ConfigurationError: there are fewer tasks than asked for, or a package is wrong.
         InfrastructureError: a repository can't be reached, or the disk is full.
     """
+    folder, tasks = _all_tasks(config, root)
+    if config.split is not None:
+        train, heldout = _selected(tasks, config, expanded(config.split, "tasks.split"))
+    else:
+        train, heldout = split(tasks, config, where=str(folder))
+    return PreparedTasks(root=folder.resolve(), train=train, heldout=heldout)
+
+
+def prepare_all(config: TasksConfig, root: Path = DEFAULT_ROOT) -> tuple[Path, list[TaskRef]]:
+    """Every task of a cohort or folder, and where they lie; nothing is split.
+
+    Raises:
+        ConfigurationError, InfrastructureError: as for `prepare_tasks`.
+    """
+    folder, tasks = _all_tasks(config, root)
+    return folder.resolve(), tasks
+
+
+def _all_tasks(config: TasksConfig, root: Path) -> tuple[Path, list[TaskRef]]:
     from sandboxes.manifest import prepare_cohort
     from sandboxes.source import SHIPPED, draw_bank, read_task_source
 
@@ -86,8 +107,39 @@ def prepare_tasks(config: TasksConfig, root: Path = DEFAULT_ROOT) -> PreparedTas
             count = config.train + config.heldout
             folder = draw_bank(config.families, count, config.seed, root / "tasks")
         tasks = load_tasks(folder)
-    train, heldout = split(tasks, config, where=str(folder))
-    return PreparedTasks(root=folder.resolve(), train=train, heldout=heldout)
+    return folder, tasks
+
+
+def _selected(
+    tasks: Sequence[TaskRef], config: TasksConfig, path: Path
+) -> tuple[list[TaskRef], list[TaskRef]]:
+    """The split of a selection, by content.
+
+    Raises:
+        ConfigurationError: it is of other tasks, or of other sizes.
+    """
+    selection = read_selection(path)
+    by_digest = {task.digest: task for task in tasks}
+    names = {task.digest: task.name for task in selection.tasks}
+    sets: list[list[TaskRef]] = []
+    for key, digests in (("train", selection.train), ("heldout", selection.heldout)):
+        gone = [digest for digest in digests if digest not in by_digest]
+        if gone:
+            raise ConfigurationError(
+                f"task '{names[gone[0]]}' of it is not among the {len(tasks)} tasks prepared, "
+                "or has other content there",
+                str(path),
+                "name the folder or cohort that was screened",
+            )
+        wanted = getattr(config, key)
+        if len(digests) != wanted:
+            raise ConfigurationError(
+                f"holds {len(digests)} {key} tasks, and tasks.{key} is {wanted}",
+                str(path),
+                f"set tasks.{key} to {len(digests)}, or make another selection",
+            )
+        sets.append([by_digest[digest] for digest in digests])
+    return sets[0], sets[1]
 
 
 def _task_ref(package: TaskPackage, root: Path) -> TaskRef:

@@ -66,10 +66,10 @@ class Progress:
             self._live.stop()
             self._live = None
 
-    def plan(self, updates: int, heldout_attempts: int) -> None:
+    def plan(self, updates: int, attempts_per_arm: int) -> None:
         """How much there is to do."""
         self._updates = updates
-        self._arm_total = heldout_attempts // 2
+        self._arm_total = attempts_per_arm
 
     def stage(self, name: str, detail: str = "") -> None:
         """A stage begins."""

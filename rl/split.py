@@ -3,7 +3,7 @@
 Invariants:
 - Training and held-out tasks are disjoint by content digest, and the split
   depends on the tasks' content and the seed alone.
-- Each family has its share in both, none above what it has.
+- Each family, and tier of it, has its share in both, none above what it has.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def load_tasks(folder: Path) -> list[TaskRef]:
 def split(
     tasks: Sequence[TaskRef], config: TasksConfig, where: str
 ) -> tuple[list[TaskRef], list[TaskRef]]:
-    """Draw training and held-out tasks, every family in proportion.
+    """Draw training and held-out tasks, every family and tier in proportion.
 
     Raises:
         ConfigurationError: there are fewer different tasks than asked for.
     """
-    families: dict[str, list[TaskRef]] = {}
+    families: dict[tuple[str, int], list[TaskRef]] = {}
     for task in {task.digest: task for task in sorted(tasks, key=lambda t: t.digest)}.values():
-        families.setdefault(task.family, []).append(task)
+        families.setdefault((task.family, task.tier or 0), []).append(task)
     available, wanted = sum(map(len, families.values())), config.train + config.heldout
     if available < wanted:
         raise ConfigurationError(
@@ -81,6 +81,27 @@ def split(
     generator.shuffle(heldout)
     generator.shuffle(train)
     return train, heldout
+
+
+def subset(tasks: Sequence[TaskRef], count: int, where: str) -> list[TaskRef]:
+    """The first `count` tasks, every family and tier in proportion, in their own order.
+
+    Raises:
+        ConfigurationError: there are fewer.
+    """
+    if count > len(tasks):
+        raise ConfigurationError(
+            f"{count} tasks are wanted and {len(tasks)} are there", where, "ask for fewer"
+        )
+    strata: dict[tuple[str, int], list[TaskRef]] = {}
+    for task in tasks:
+        strata.setdefault((task.family, task.tier or 0), []).append(task)
+    groups = list(strata.values())
+    counts = apportion(count, [len(group) for group in groups])
+    chosen = {
+        task.name for group, size in zip(groups, counts, strict=True) for task in group[:size]
+    }
+    return [task for task in tasks if task.name in chosen]
 
 
 def apportion(total: int, sizes: Sequence[int]) -> list[int]:

@@ -46,6 +46,7 @@ NOTHING_REWARD = 0.0
 REPEATS = 2  # what comes out once may come out by luck
 TRIES = 2  # per attempt, when infrastructure masks it
 SHOWN_OUTPUT = 400
+SHOWN_PROBLEMS = 10
 SCRATCH_NAME = "gate-"  # how the names of attempts begin, and so of their scratch paths
 GATE_VERSION = 2  # part of the report: a changed gate makes old results void
 _GATE_AGAIN = "delete it and gate again"
@@ -422,8 +423,10 @@ def save_report(report: GateReport, path: Path) -> None:
     write_json(path, report)
 
 
-def require_gate(report: GateReport, packages: Sequence[TaskPackage]) -> None:
-    """Refuse to go on unless every package has passed.
+def require_gate(
+    report: GateReport, packages: Sequence[TaskPackage], command: str = "python -m rl.gate FOLDER"
+) -> None:
+    """Refuse to go on unless every package has passed; `command` gates them.
 
     Raises:
         TaskPackageError: naming those that have not, and why.
@@ -436,8 +439,11 @@ def require_gate(report: GateReport, packages: Sequence[TaskPackage]) -> None:
         elif result.verdict != "passed":
             problems.append(f"{package.name}: {'; '.join(result.reasons)}")
     if problems:
+        shown = problems[:SHOWN_PROBLEMS]
+        if len(problems) > len(shown):
+            shown.append(f"and {len(problems) - len(shown)} more")
         raise TaskPackageError(
             f"{len(problems)} of {len(packages)} task packages have not passed the gate:\n  - "
-            + "\n  - ".join(problems),
-            remedy="run `python -m rl.gate FOLDER` and correct or leave out what it names",
+            + "\n  - ".join(shown),
+            remedy=f"run `{command}` and correct or leave out what it names",
         )

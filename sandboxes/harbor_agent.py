@@ -36,7 +36,8 @@ from rl.agent.client import EngineClient, SamplingParams
 from rl.agent.harness import AgentResult, Generated
 from rl.agent.harness import BashAgent as TokenAgent
 from rl.agent.shell import Shell
-from rl.config import AgentConfig, ModelConfig
+from rl.agent_config import AgentConfig
+from rl.config import ModelConfig
 from rl.errors import ConfigurationError, first_problem
 from rl.evidence.atif import About, trajectory, turn_tokens
 from rl.files import write_json

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rl.config import Section
 from rl.errors import ConfigurationError, first_problem
 from rl.evidence.layout import CampaignDir
-from rl.values import Seconds, Text
+from rl.values import Seconds, Section, Text
 
 _SHAPE = 'give a campaign\'s directory, or JSON lines like {"task": "t1", "seconds": 12.5}'
 

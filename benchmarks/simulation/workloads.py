@@ -20,7 +20,7 @@ from typing import Annotated, Any, cast
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from benchmarks.simulation.recorded import read_recordings
-from rl.config import ScheduleConfig, Section
+from rl.config import ScheduleConfig
 from rl.config_file import describe, read_toml
 from rl.errors import ConfigurationError
 from rl.values import (
@@ -30,6 +30,7 @@ from rl.values import (
     Positive,
     PositiveAmount,
     Seconds,
+    Section,
     Share,
     Text,
 )

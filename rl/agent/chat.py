@@ -26,7 +26,8 @@ from rl.agent.calls import (
     tool_call,
 )
 from rl.agent.tokenizer import FastTokenizer
-from rl.config import AgentConfig, ModelConfig
+from rl.agent_config import AgentConfig
+from rl.config import ModelConfig
 from rl.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from rl.agent.calls import Command, Malformed, NoCall, fenced_call, tool_call
 from rl.agent.chat import BASH_TOOL
 from rl.agent.harness import MIN_USEFUL_S, NO_CALL_NOTE, AgentResult
 from rl.agent.shell import Shell
-from rl.config import AgentConfig
+from rl.agent_config import AgentConfig
 from rl.errors import EngineError
 from rl.records import StopReason, TurnRecord
 

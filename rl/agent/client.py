@@ -38,6 +38,7 @@ FIRST_BACKOFF_S = 0.1  # doubled at each further try
 ENGINE_MINUS_INFINITY = -9999.0  # what the engine writes for a logprob of minus infinity
 LOGPROB_SLACK = 1e-3  # rounding may put the logprob of a certain token above 0
 ERROR_EXCERPT = 500  # characters of an error answer that are kept
+UNAUTHORIZED = 401
 TOP_P_OFF = 1.0
 TOP_K_OFF = 0
 
@@ -169,6 +170,26 @@ class EngineClient:
         answer = await self._call("GET", url, None, timeout_s, model="", repeatable=True)
         cards = _list(_object(answer, url).get("data"), "data", url)
         return [str(_object(card, url).get("id")) for card in cards]
+
+    async def require_guarded(self, base_url: str, timeout_s: float) -> None:
+        """Return if the replica refuses a request without a key.
+
+        Raises:
+            EngineError: it does not; or as for `generate`.
+            DeadlineExceeded: no whole answer within `timeout_s`.
+        """
+        stranger = EngineClient()
+        try:
+            await stranger.list_models(base_url, timeout_s)
+        except EngineError as error:
+            if f"HTTP {UNAUTHORIZED}" in error.what:
+                return
+            raise
+        finally:
+            await stranger.close()
+        raise EngineError(
+            "answers without a key", base_url, "start it with an API key: anyone could use it"
+        )
 
     async def check_health(self, base_url: str, timeout_s: float) -> None:
         """Return if the replica says that it is healthy.

@@ -21,6 +21,7 @@ from pydantic_core import from_json
 
 from rl.errors import EvidenceError
 from rl.evidence import checks
+from rl.evidence.evaluation import EvaluationSummary, summarize_evaluation
 from rl.evidence.events import Event
 from rl.evidence.frozen import Frozen, load_frozen
 from rl.evidence.layout import STAGES, CampaignDir
@@ -41,6 +42,7 @@ _DERIVED_FIELDS = (
     "evaluation",
     "staleness",
 )
+_DERIVED_OF_EVALUATION = ("attempts_planned", "outcomes", "arms", "comparisons", "tasks")
 
 
 def audit(directory: CampaignDir) -> Audit:
@@ -52,16 +54,17 @@ def audit(directory: CampaignDir) -> Audit:
     frozen = load_frozen(directory)
     findings: list[Finding] = []
     material = _gather(directory, frozen, findings)
-    for check in checks.ALL:
+    for check in checks.CAMPAIGN if material.campaign else checks.EVALUATION:
         findings.extend(check(material))
     if not findings:
-        findings.extend(_check_summary(directory))
+        findings.extend(_check_summary(directory, material.campaign))
     return Audit(
         run_id=frozen.run_id,
         checked={
             "training episodes": len(material.train),
             "held-out episodes": len(material.heldout),
             "updates": len(material.updates),
+            "evaluation episodes": len(material.evals),
             "tasks": len(frozen.train) + len(frozen.heldout),
             "gates": len(material.gates.gates) if material.gates else 0,
             "arms": len(material.arms.arms) if material.arms else 0,
@@ -91,7 +94,11 @@ def _gather(directory: CampaignDir, frozen: Frozen, findings: list[Finding]) -> 
     return Material(
         directory=directory,
         frozen=frozen,
-        config=attempt("config-unreadable", frozen.campaign_config, None),
+        config=attempt("config-unreadable", frozen.campaign_config, None)
+        if frozen.kind == "campaign"
+        else None,
+        serving=attempt("config-unreadable", frozen.serving_config, None),
+        plan=attempt("config-unreadable", lambda: frozen.evaluation, None),
         train=records["train"],
         evals=records["eval"],
         heldout=records["heldout"],
@@ -147,22 +154,26 @@ def _invalid_record(frame: Frame, error: EvidenceError) -> Finding:
     return Finding(code=code, where=where, message=error.what)
 
 
-def _check_summary(directory: CampaignDir) -> list[Finding]:
+def _check_summary(directory: CampaignDir, campaign: bool) -> list[Finding]:
     """Compare summary.json with the numbers derived again, field by field."""
     try:
-        claimed = read_json(directory.summary, Summary)
-        if claimed is None:
-            return []
-        derived = summarize(load_evidence(directory))
+        if campaign:
+            claimed = read_json(directory.summary, Summary)
+            derived, fields = summarize(load_evidence(directory)), _DERIVED_FIELDS
+        else:
+            claimed = read_json(directory.summary, EvaluationSummary)
+            derived, fields = summarize_evaluation(directory), _DERIVED_OF_EVALUATION
     except EvidenceError as error:
         return [Finding(code="summary-unreadable", where=error.where, message=error.what)]
+    if claimed is None:
+        return []
     return [
         Finding(
             code="summary-differs",
             where=f"summary.json {name}",
             message=f"says {_short(claimed, name)}, the traces say {_short(derived, name)}",
         )
-        for name in _DERIVED_FIELDS
+        for name in fields
         if getattr(claimed, name) != getattr(derived, name)
     ]
 

@@ -19,7 +19,13 @@ from typing import Final
 from rl.config import ScheduleConfig
 from rl.evidence.events import DISPATCH, ENDED
 from rl.evidence.frozen import config_digest
-from rl.evidence.heldout_checks import check_adapters, check_arms, check_heldout
+from rl.evidence.heldout_checks import (
+    check_adapters,
+    check_arms,
+    check_heldout,
+    check_proofs,
+    check_stopped,
+)
 from rl.evidence.lifecycle import lifecycle_steps
 from rl.evidence.material import Material
 from rl.evidence.rows import Finding, GateResult, TrainedGroup
@@ -321,7 +327,8 @@ def check_gates(material: Material) -> Iterator[Finding]:
     by_digest: dict[str, list[GateResult]] = defaultdict(list)
     for gate in material.gates.gates:
         by_digest[gate.digest].append(gate)
-    for task in [*material.frozen.train, *material.evaluated]:
+    trained = material.frozen.train if material.campaign else []
+    for task in [*trained, *material.evaluated]:
         where = f"task {task.name}"
         if task.digest not in by_digest:
             yield Finding(
@@ -338,18 +345,18 @@ def check_gates(material: Material) -> Iterator[Finding]:
                 )
 
 
-ALL: Final[tuple[Callable[[Material], Iterator[Finding]], ...]] = (
+EVALUATION: Final[tuple[Callable[[Material], Iterator[Finding]], ...]] = (
     check_frozen,
     check_identities,
     check_endings,
     check_rewards,
     check_tasks,
-    check_sequence,
-    check_batches,
-    check_metrics,
     check_lifecycle,
     check_gates,
     check_heldout,
     check_arms,
     check_adapters,
+    check_proofs,
+    check_stopped,
 )
+CAMPAIGN: Final = (*EVALUATION, check_sequence, check_batches, check_metrics)

@@ -20,10 +20,18 @@ from rl.records import Record
 
 # Kinds that audit and report read; a campaign may write any other as well.
 STAGE: Final = "stage"  # {"stage": name}: gates, freeze, start, train, checkpoint, heldout, done
+BEGIN: Final = "begin"  # a driver took over; {"incarnation": how many did before}
 PUBLISH: Final = "publish"  # {"version": int, "seconds": float}: from adapter to current
 DISPATCH: Final = "dispatch"  # {"attempt_id": str}: an attempt was handed to a worker
 # {"attempt_id", "outcome", "reward", "sha256" of the record's line}: its record is on disk
 ENDED: Final = "ended"
+# {"worker": int, "replicas": [...]}: its key, name and a real generation, at each replica
+PROVEN: Final = "proven"
+# {"problems": [...], "left": [...]}: every actor was stopped; what did not stop by itself,
+# and which engine processes of this machine are still there
+STOPPED: Final = "stopped"
+# {"replica": int, "when": "begin" | "end", "values": {...}}: the engine's own counters
+COUNTERS: Final = "engine_counters"
 STAGE_DONE: Final = "done"
 
 

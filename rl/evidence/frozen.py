@@ -17,16 +17,17 @@ import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
-from rl.config import CampaignConfig, ModelConfig
+from rl.config import CampaignConfig, ModelConfig, ServingConfig
 from rl.config_file import parse_config
 from rl.errors import ConfigurationError, EvidenceError, first_problem
 from rl.evidence.layout import CampaignDir
 from rl.files import create_exclusive, json_bytes, read_errors, sha256_files
 from rl.records import Record, TaskRef
+from rl.screen_config import ScreenConfig
 
 _GIT_TIMEOUT_S = 30.0  # a status of a large tree on a cold disk takes a few seconds
 _RESTORE: Final = "restore it from an archive, or start a new campaign under another --run-id"
@@ -63,9 +64,25 @@ class CodePin(Record):
     packages: dict[str, str] = Field(description="version by package")
 
 
-class Frozen(Record):
-    """All that a campaign was started with: frozen.json."""
+class EvaluationPlan(Record):
+    """How fixed weights are evaluated."""
 
+    attempts: int = Field(ge=1, description="graded attempts per task and arm")
+    shards: int = Field(ge=1, description="disjoint sets of tasks, each on one replica")
+    retries: int = Field(ge=0, description="relaunches of a masked attempt")
+
+
+RunKind = Literal["campaign", "heldout", "screen", "probe"]
+
+
+class Frozen(Record):
+    """All that a run was started with: frozen.json."""
+
+    kind: RunKind = Field(default="campaign", description="what kind of run it is")
+    plan: EvaluationPlan | None = Field(
+        default=None, description="of a run that evaluates alone; a campaign's is in its config"
+    )
+    source: str = Field(default="", description="the run that the weights are of, if another")
     run_id: str
     created_at: float = Field(description="unix time, s")
     config: dict[str, Any] = Field(description="the whole configuration")
@@ -75,14 +92,30 @@ class Frozen(Record):
     model: ModelPin
     code: CodePin
 
+    @property
+    def evaluation(self) -> EvaluationPlan:
+        """How the run evaluates fixed weights."""
+        return self.plan if self.plan is not None else heldout_plan(self.campaign_config())
+
     def campaign_config(self) -> CampaignConfig:
-        """The configuration as a typed tree.
+        """The configuration as a campaign's typed tree.
 
         Raises:
             EvidenceError: this version of the project can't read it.
         """
+        return self._parsed(CampaignConfig)
+
+    def serving_config(self) -> ServingConfig:
+        """The configuration as the typed tree of the run's kind.
+
+        Raises:
+            EvidenceError: this version of the project can't read it.
+        """
+        return self._parsed(ScreenConfig if self.kind == "screen" else CampaignConfig)
+
+    def _parsed[T: ServingConfig](self, model: type[T]) -> T:
         try:
-            return parse_config(self.config, where="frozen.json")
+            return parse_config(self.config, where="frozen.json", model=model)
         except ConfigurationError as error:
             raise EvidenceError(
                 f"the frozen configuration does not parse: {error.what}",
@@ -91,14 +124,26 @@ class Frozen(Record):
             ) from error
 
 
+def heldout_plan(config: CampaignConfig) -> EvaluationPlan:
+    """How a campaign evaluates its base and final weights."""
+    return EvaluationPlan(
+        attempts=config.heldout.attempts,
+        shards=config.heldout.shards,
+        retries=config.schedule.attempt_retries,
+    )
+
+
 def freeze(
     directory: CampaignDir,
-    config: CampaignConfig,
+    config: ServingConfig,
     *,
     train: Sequence[TaskRef],
     heldout: Sequence[TaskRef],
     model: ModelPin,
     code: CodePin,
+    kind: RunKind = "campaign",
+    plan: EvaluationPlan | None = None,
+    source: str = "",
     now: float | None = None,
 ) -> Frozen:
     """Write frozen.json.
@@ -109,6 +154,9 @@ def freeze(
     """
     require_disjoint(train, heldout)
     frozen = Frozen(
+        kind=kind,
+        plan=plan,
+        source=source,
         run_id=directory.run_id,
         created_at=time.time() if now is None else now,
         config=config.model_dump(mode="json"),
@@ -146,7 +194,7 @@ def load_frozen(directory: CampaignDir) -> Frozen:
 
 def verify_frozen(
     directory: CampaignDir,
-    config: CampaignConfig,
+    config: ServingConfig,
     *,
     train: Sequence[TaskRef],
     heldout: Sequence[TaskRef],
@@ -183,9 +231,9 @@ def verify_frozen(
     ]
     if differences:
         raise ConfigurationError(
-            "\n  - ".join(["differs from what the campaign was started with", *differences]),
+            "\n  - ".join(["differs from what the run was started with", *differences]),
             str(directory.frozen),
-            "restore what was frozen, or start a new campaign under another --run-id",
+            "restore what was frozen, or start a new run under another --run-id",
         )
     return frozen
 

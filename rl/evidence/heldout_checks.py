@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from rl.evidence.events import BEGIN, DISPATCH, PROVEN, STOPPED
 from rl.evidence.material import Material
 from rl.evidence.rows import BASE_ARM, ArmPin, Finding
 from rl.files import sha256_files
@@ -15,7 +16,7 @@ from rl.files import sha256_files
 
 def check_heldout(material: Material) -> Iterator[Finding]:
     """Each arm has exactly the configured graded attempts at each task, on its weights."""
-    if material.config is None:
+    if material.plan is None:
         return
     if material.arms is None:
         yield Finding(
@@ -39,7 +40,7 @@ def check_heldout(material: Material) -> Iterator[Finding]:
                 message=f"ran version {record.version}; arm {record.arm} is "
                 f"version {versions[record.arm]}",
             )
-    wanted = material.config.heldout.attempts
+    wanted = material.plan.attempts
     for arm in versions:
         for task in material.evaluated:
             cell = (arm, task.name)
@@ -92,6 +93,8 @@ def check_adapters(material: Material) -> Iterator[Finding]:
                 f"made {trained[:16]}",
             )
         yield from _check_adapter_files(material, pin)
+    if not material.campaign:
+        return
     newest = max((row.update for row in material.updates), default=0)
     if material.arms.final.version != newest:
         yield Finding(
@@ -99,6 +102,42 @@ def check_adapters(material: Material) -> Iterator[Finding]:
             where=f"arm {material.arms.final.arm}",
             message=f"is version {material.arms.final.version}; the last update made {newest}",
         )
+
+
+def check_proofs(material: Material) -> Iterator[Finding]:
+    """Every worker had proven its way to every replica before the first attempt at an arm."""
+    if material.serving is None:
+        return
+    workers, replicas = material.serving.episodes.workers, material.serving.engine.replicas
+    proven: set[object] = set()
+    told = False
+    for event in material.events:
+        fields = event.fields
+        if event.kind == BEGIN:
+            proven, told = set(), False
+        elif event.kind == PROVEN:
+            reached = fields.get("replicas")
+            if isinstance(reached, list) and len(reached) == replicas:
+                proven.add(fields.get("worker"))
+        elif event.kind == DISPATCH and fields.get("stage") == "heldout" and not told:
+            told = len(proven) < workers
+            if told:
+                yield Finding(
+                    code="unproven-worker",
+                    where=f"attempt {fields.get('attempt_id')}",
+                    message=f"began when {len(proven)} of {workers} workers had proven key, "
+                    "model name and a generation at every replica",
+                )
+
+
+def check_stopped(material: Material) -> Iterator[Finding]:
+    """Nothing that the run had started is left."""
+    for event in material.events:
+        left = event.fields.get("left")
+        if event.kind == STOPPED and left:
+            yield Finding(
+                code="process-left", where="events.jsonl stopped", message=f"left behind: {left}"
+            )
 
 
 def _check_adapter_files(material: Material, pin: ArmPin) -> Iterator[Finding]:

@@ -277,8 +277,8 @@ def _occupant(directory: CampaignDir) -> str:
     try:
         begun = directory.frozen.stat().st_mtime
     except OSError:
-        return "by a campaign that was not frozen"
-    return f"by a campaign of {time.strftime('%Y-%m-%d %H:%M', time.localtime(begun))}"
+        return "by a run that was not frozen"
+    return f"by a run of {time.strftime('%Y-%m-%d %H:%M', time.localtime(begun))}"
 
 
 def _append_plain(path: Path, text: str) -> None:

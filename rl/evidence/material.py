@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl.config import CampaignConfig
+from rl.config import CampaignConfig, ServingConfig
 from rl.evidence.events import Event
-from rl.evidence.frozen import Frozen
+from rl.evidence.frozen import EvaluationPlan, Frozen
 from rl.evidence.layout import CampaignDir
 from rl.evidence.lifecycle import LifecycleRow
 from rl.evidence.rows import Arms, Gates, UpdateRow
@@ -23,7 +23,9 @@ class Material:
 
     directory: CampaignDir
     frozen: Frozen
-    config: CampaignConfig | None
+    config: CampaignConfig | None  # of a campaign
+    serving: ServingConfig | None  # of any run
+    plan: EvaluationPlan | None
     train: list[EpisodeRecord]
     evals: list[EpisodeRecord]
     heldout: list[EpisodeRecord]
@@ -42,6 +44,11 @@ class Material:
 
     @property
     def evaluated(self) -> list[TaskRef]:
-        """The held-out tasks that the configuration evaluates."""
+        """The tasks on which arms are evaluated."""
         count = self.config.heldout_tasks if self.config else len(self.frozen.heldout)
         return self.frozen.heldout[:count]
+
+    @property
+    def campaign(self) -> bool:
+        """Whether the run trains, or only evaluates."""
+        return self.frozen.kind == "campaign"

@@ -14,16 +14,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
 
-from rl.evidence.events import DISPATCH, ENDED, PUBLISH, EventLog, read_events
+from rl.evidence.events import BEGIN, DISPATCH, ENDED, PUBLISH, EventLog, read_events
 from rl.evidence.layout import CampaignDir
 from rl.evidence.lifecycle import Lifecycle
 from rl.evidence.rows import TrainedGroup, UpdateRow
 from rl.evidence.traces import TraceWriter, parse_record, read_frames
 from rl.records import AttemptSpec, EpisodeRecord, Group, Publication, UpdateMetrics
-
-BEGIN: Final = "begin"  # a driver took over; {"incarnation": how many did before}
 
 
 class Recorder:

@@ -6,7 +6,10 @@ Invariants:
 - Attempts at one task are not independent, so whatever compares arms resamples
   tasks: the test flips the sign of each task's difference, the interval draws
   tasks with replacement.  Wilson intervals describe one arm on these very tasks.
+- Counts stay integers, and differences fractions, until a result is written.
 - Everything is deterministic: equal records give equal numbers, seeds included.
+
+What is computed and why, with a worked example: docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -14,29 +17,21 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import NormalDist
+from fractions import Fraction
 from typing import Final
 
-import numpy as np
 from pydantic import Field
 
 from rl.errors import EvidenceError
+from rl.evidence.intervals import Interval, bootstrap_mean, bootstrap_rate, wilson
+from rl.evidence.permutation import EXACT_TASKS as EXACT_TASKS
+from rl.evidence.permutation import sign_flip_p
 from rl.records import EpisodeRecord, Record
 
 SOLVED_REWARD: Final = 1.0
-CONFIDENCE: Final = 0.95
 SIGNIFICANCE: Final = 0.05
-EXACT_TASKS: Final = 20  # 2**20 sign patterns: 8 MB and milliseconds
-SAMPLES: Final = 20_000  # Monte Carlo error of a p-value at 0.05: 0.0015
 MAX_K: Final = 8
-_ROUNDING: Final = 1e-9  # sums that should tie differ by this much at most
-
-
-class Interval(Record):
-    """A confidence interval."""
-
-    low: float
-    high: float
+_ROUNDING: Final = 1e-9  # of a reward that was averaged over checks
 
 
 class ArmSummary(Record):
@@ -55,6 +50,23 @@ class ArmSummary(Record):
     pass_at_k: dict[int, float] = Field(
         description="mean over tasks of the unbiased estimate, up to the fewest attempts"
     )
+    task_interval: Interval | None = Field(
+        default=None,
+        description="95% bootstrap interval of the pass rate over tasks. None: not recorded",
+    )
+
+
+class TaskRate(Record):
+    """One task under one arm."""
+
+    task_name: str
+    task_digest: str
+    attempts: int = Field(description="graded attempts")
+    solved: int
+    rate: float | None = Field(description="solved share; None without a graded attempt")
+    interval: Interval = Field(description="95% Wilson interval of the rate")
+    masked: int
+    cancelled: int
 
 
 class TaskComparison(Record):
@@ -86,81 +98,33 @@ def solved(record: EpisodeRecord) -> bool:
     return record.reward is not None and record.reward >= SOLVED_REWARD - _ROUNDING
 
 
-def wilson(successes: int, trials: int, confidence: float = CONFIDENCE) -> Interval:
-    """Wilson score interval of a proportion; all of [0, 1] without trials."""
-    if not 0 <= successes <= trials:
-        raise ValueError(f"{successes} successes of {trials} trials")
-    if trials == 0:
-        return Interval(low=0.0, high=1.0)
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    rate, spread = successes / trials, z * z / trials
-    centre = (rate + spread / 2) / (1 + spread)
-    half = math.sqrt(rate * (1 - rate) * spread + spread * spread / 4) / (1 + spread)
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    high = 1.0 if successes == trials else min(1.0, centre + half)
-    return Interval(low=low, high=high)
-
-
 def pass_at_k(attempts: int, successes: int, k: int) -> float:
-    """Unbiased chance that one of `k` attempts solves, from `attempts` of them."""
+    """Unbiased chance that one of `k` attempts solves, from `attempts` of them.
+
+    Source: Chen et al., Evaluating large language models trained on code, 2021,
+    arXiv:2107.03374, equation 1.
+    """
     if not (0 <= successes <= attempts and 1 <= k <= attempts):
         raise ValueError(f"pass@{k} of {successes} in {attempts}")
     return 1.0 - math.comb(attempts - successes, k) / math.comb(attempts, k)
 
 
-def sign_flip_p(differences: Sequence[float], seed: int = 0) -> tuple[float, bool]:
-    """Two-sided p-value that paired differences are symmetric about 0.
-
-    Exact for up to `EXACT_TASKS` differences other than 0 (a 0 has no sign, so
-    it changes no pattern's share), seeded Monte Carlo beyond.
-
-    Returns:
-        The p-value, and whether it is exact.
-    """
-    values = np.array([value for value in differences if value != 0.0], dtype=np.float64)
-    observed = abs(float(values.sum())) - _ROUNDING
-    if len(values) <= EXACT_TASKS:
-        sums = np.zeros(1)
-        for value in values:
-            sums = np.concatenate([sums + value, sums - value])
-        return float(np.mean(np.abs(sums) >= observed)), True
-    generator = np.random.default_rng(seed)
-    signs = generator.integers(0, 2, size=(SAMPLES, len(values)), dtype=np.int8) * 2 - 1
-    extreme = int(np.count_nonzero(np.abs(signs @ values) >= observed))
-    return (1 + extreme) / (1 + SAMPLES), False
-
-
-def bootstrap_mean(values: Sequence[float], seed: int = 0) -> Interval:
-    """95% percentile bootstrap interval of a mean."""
-    if not values:
-        raise ValueError("no values")
-    data = np.array(values, dtype=np.float64)
-    generator = np.random.default_rng(seed)
-    picks = generator.integers(0, len(data), size=(SAMPLES, len(data)))
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(data[picks].mean(axis=1), [tail, 1 - tail])
-    return Interval(low=float(low), high=float(high))
-
-
-def summarize_arm(records: Iterable[EpisodeRecord], arm: str) -> ArmSummary:
+def summarize_arm(records: Iterable[EpisodeRecord], arm: str, seed: int = 0) -> ArmSummary:
     """The figures of one arm.
 
     Raises:
         EvidenceError: it has no graded attempt, or mixes versions.
     """
-    mine = [record for record in records if record.arm == arm]
+    mine = _of_arm(records, arm)
     graded = [record for record in mine if record.outcome == "graded"]
     if not graded:
         raise EvidenceError(f"arm '{arm}' has no graded attempt", "held-out evaluation")
-    versions = sorted({record.version for record in mine})
-    if len(versions) > 1:
-        raise EvidenceError(f"arm '{arm}' mixes policy versions {versions}", "held-out evaluation")
-    cells = list(_cells(graded).values())
+    cells = [cell for _, cell in sorted(_cells(graded).items())]
     wins = sum(solved(record) for record in graded)
     depth = min(MAX_K, *(attempts for _, attempts in cells))
     return ArmSummary(
         arm=arm,
-        version=versions[0],
+        version=mine[0].version,
         tasks=len(cells),
         attempts=len(graded),
         solved=wins,
@@ -173,7 +137,20 @@ def summarize_arm(records: Iterable[EpisodeRecord], arm: str) -> ArmSummary:
             k: math.fsum(pass_at_k(n, c, k) for c, n in cells) / len(cells)
             for k in range(1, depth + 1)
         },
+        task_interval=bootstrap_rate(cells, seed),
     )
+
+
+def task_rates(records: Iterable[EpisodeRecord], arm: str) -> list[TaskRate]:
+    """How one arm does at each task that it attempted, by task name.
+
+    Raises:
+        EvidenceError: the arm mixes versions, or a task's content.
+    """
+    tasks: dict[str, list[EpisodeRecord]] = defaultdict(list)
+    for record in _of_arm(records, arm):
+        tasks[record.task_name].append(record)
+    return [_task_rate(name, tasks[name]) for name in sorted(tasks)]
 
 
 def compare_arms(
@@ -185,7 +162,7 @@ def compare_arms(
         EvidenceError: an arm has no graded attempt, or they share no task.
     """
     held = list(records)
-    summaries = summarize_arm(held, base), summarize_arm(held, final)
+    summaries = summarize_arm(held, base, seed), summarize_arm(held, final, seed)
     graded = [record for record in held if record.outcome == "graded"]
     before = _cells(record for record in graded if record.arm == base)
     after = _cells(record for record in graded if record.arm == final)
@@ -194,7 +171,9 @@ def compare_arms(
         raise EvidenceError(f"arms '{base}' and '{final}' share no task", "held-out evaluation")
     tasks = [_compare_task(name, before[name], after[name]) for name in shared]
     differences = [task.difference for task in tasks]
-    p_value, exact = sign_flip_p(differences, seed)
+    p_value, exact = sign_flip_p(
+        [Fraction(*after[name]) - Fraction(*before[name]) for name in shared], seed
+    )
     return HeldoutComparison(
         base=summaries[0],
         final=summaries[1],
@@ -205,6 +184,14 @@ def compare_arms(
         exact=exact,
         significant=p_value < SIGNIFICANCE,
     )
+
+
+def _of_arm(records: Iterable[EpisodeRecord], arm: str) -> list[EpisodeRecord]:
+    mine = [record for record in records if record.arm == arm]
+    versions = sorted({record.version for record in mine})
+    if len(versions) > 1:
+        raise EvidenceError(f"arm '{arm}' mixes policy versions {versions}", "held-out evaluation")
+    return mine
 
 
 def _cells(graded: Iterable[EpisodeRecord]) -> dict[str, tuple[int, int]]:
@@ -224,4 +211,22 @@ def _compare_task(name: str, base: tuple[int, int], final: tuple[int, int]) -> T
         final_solved=final[0],
         final_attempts=final[1],
         difference=final[0] / final[1] - base[0] / base[1],
+    )
+
+
+def _task_rate(name: str, records: Sequence[EpisodeRecord]) -> TaskRate:
+    digests = sorted({record.task_digest for record in records})
+    if len(digests) > 1:
+        raise EvidenceError(f"task '{name}' has several digests {digests}", "held-out evaluation")
+    graded = [record for record in records if record.outcome == "graded"]
+    wins = sum(solved(record) for record in graded)
+    return TaskRate(
+        task_name=name,
+        task_digest=digests[0],
+        attempts=len(graded),
+        solved=wins,
+        rate=wins / len(graded) if graded else None,
+        interval=wilson(wins, len(graded)),
+        masked=sum(record.outcome == "masked" for record in records),
+        cancelled=sum(record.outcome == "cancelled" for record in records),
     )

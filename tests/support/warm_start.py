@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rl.agent.chat import Chat
-from rl.config import AgentConfig, ModelConfig
+from rl.agent_config import AgentConfig
+from rl.config import ModelConfig
 from tests.support.campaigns import FAMILIES, SMALL_TASKS, SYSTEM
 from tests.support.tiny_model import make_tiny_model
 

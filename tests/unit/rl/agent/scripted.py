@@ -12,7 +12,8 @@ from tokenizers import AddedToken
 from rl.agent.chat import Chat
 from rl.agent.harness import AgentResult, BashAgent, Generated
 from rl.agent.shell import CommandResult
-from rl.config import AgentConfig, ModelConfig
+from rl.agent_config import AgentConfig
+from rl.config import ModelConfig
 from rl.errors import SandboxError
 from rl.records import Sample
 from tests.support.tiny_model import train_tokenizer

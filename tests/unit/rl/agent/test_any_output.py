@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rl.agent.chat import Chat
 from rl.agent.harness import AgentResult, BashAgent, Generated
-from rl.config import AgentConfig
+from rl.agent_config import AgentConfig
 from tests.unit.rl.agent.scripted import (
     END,
     RENDERERS,

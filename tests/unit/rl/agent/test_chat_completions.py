@@ -14,7 +14,7 @@ from rl.agent import chat_completions
 from rl.agent.chat_completions import ChatCompletionsAgent, Server
 from rl.agent.harness import AgentResult
 from rl.agent.shell import CommandResult
-from rl.config import AgentConfig
+from rl.agent_config import AgentConfig
 from rl.errors import EngineError
 
 type Answer = Callable[[list[dict[str, Any]]], web.Response]

@@ -10,7 +10,7 @@ import pytest
 from rl.agent.chat import Chat
 from rl.agent.compaction import SUMMARY_NOTES, Branch, handover, next_branch
 from rl.agent.harness import LEFT_OUT_OUTPUT, Generated
-from rl.config import AgentConfig
+from rl.agent_config import AgentConfig
 from rl.learner.tree import common_length
 from rl.records import Sample, TurnRecord
 from tests.unit.rl.agent.scripted import (

@@ -38,7 +38,7 @@ def test_run_ids_carry_name_and_time() -> None:
 
 def test_an_occupied_run_id_is_refused_with_both_ways_out(tmp_path: Path) -> None:
     frozen(tmp_path)
-    with pytest.raises(ConfigurationError, match="is taken by a campaign of 20") as caught:
+    with pytest.raises(ConfigurationError, match="is taken by a run of 20") as caught:
         layout.create("run-1", tmp_path)
     assert "--resume" in caught.value.remedy and "--run-id" in caught.value.remedy
 

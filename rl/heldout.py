@@ -1,0 +1,183 @@
+"""Evaluate a campaign's weights on its held-out tasks: `python -m rl.heldout CAMPAIGN`.
+
+The same evaluation as a campaign's own last stage, in a run of its own: with more
+attempts, of other updates, on another machine, or after the campaign.
+
+Invariants:
+- The tasks are the campaign's frozen held-out ones, by content; the weights come from
+  its checkpoints, verified, and are kept in the evaluation's own directory.
+- No task that the weights were trained on is attempted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from rl.errors import EXIT_OK, ConfigurationError, EvidenceError, Interrupted, run_command
+from rl.evaluating import Wanted, frozen_tasks, resumed, run_evaluation, show_plan
+from rl.running import (
+    add_run_options,
+    check_state,
+    interrupt,
+    overrides,
+    refuse_with_resume,
+)
+
+if TYPE_CHECKING:
+    from rl.config import CampaignConfig
+    from rl.evidence.frozen import Frozen
+    from rl.evidence.layout import CampaignDir
+    from rl.records import AdapterBytes
+
+MODULE = "rl.heldout"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {MODULE}",
+        description="Evaluate base and trained weights of a campaign on its held-out tasks, in "
+        "disjoint shards, one replica each, arm after arm.",
+    )
+    parser.add_argument("campaign", nargs="?", help="run id, or directory, of the campaign")
+    parser.add_argument(
+        "--update",
+        type=int,
+        action="append",
+        default=[],
+        help="evaluate the checkpoint of this update; repeatable (default: the newest)",
+    )
+    parser.add_argument("--attempts", type=int, help="attempts per task and arm")
+    parser.add_argument("--shards", type=int, help="disjoint sets of tasks, each on one replica")
+    parser.add_argument("--tasks", type=int, help="only the first so many held-out tasks")
+    add_run_options(parser, "evaluation")
+    parser.add_argument("--json", action="store_true", help="print the plan or summary as JSON")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, interrupt)
+    check_state(options.state)
+    if (options.campaign is None) == (options.resume is None):
+        parser.error("name either a campaign, or an evaluation to --resume")
+    try:
+        if options.resume is not None:
+            refuse_with_resume(options, ["update", "attempts", "shards", "tasks"])
+            wanted = resumed(options, "heldout")
+        else:
+            wanted = _wanted(options)
+        if options.plan:
+            show_plan(options, wanted)
+        else:
+            directory = run_evaluation(options, MODULE, wanted)
+            print(f"evaluation: {directory.root}")
+    except KeyboardInterrupt:
+        raise Interrupted("stopped while preparing", remedy="run the same command again") from None
+    return EXIT_OK
+
+
+def _wanted(options: argparse.Namespace) -> Wanted:
+    from rl.evidence.frozen import EvaluationPlan, load_frozen
+
+    campaign = find_campaign(options.campaign, options.state)
+    frozen = load_frozen(campaign)
+    config = with_overrides(frozen, options)
+    tasks = frozen.heldout[: _bounded(options.tasks, config.heldout_tasks, "--tasks")]
+    plan = EvaluationPlan(
+        attempts=_bounded(options.attempts, config.heldout.attempts, "--attempts"),
+        shards=_bounded(options.shards, config.heldout.shards, "--shards"),
+        retries=config.schedule.attempt_retries,
+    )
+    if plan.shards > min(len(tasks), config.engine.replicas):
+        raise ConfigurationError(
+            f"{plan.shards} shards for {len(tasks)} tasks and {config.engine.replicas} replicas",
+            "--shards",
+            "have at most one for each task and replica",
+        )
+    return Wanted(
+        "heldout",
+        config,
+        plan,
+        tasks,
+        frozen_tasks(frozen, tasks, options.state),
+        adapters=adapters_of(campaign, frozen, options.update),
+        source=frozen.run_id,
+        trained_on=frozen.train,
+    )
+
+
+def find_campaign(named: str, state: Path) -> CampaignDir:
+    """The campaign of a run id, or of a directory.
+
+    Raises:
+        ConfigurationError: there is none.
+        EvidenceError: the directory is no campaign's.
+    """
+    from rl.evidence.layout import open_existing, open_path
+
+    if "/" in named or Path(named).is_dir():
+        return open_path(Path(named))
+    return open_existing(named, state / "campaigns")
+
+
+def with_overrides(frozen: Frozen, options: argparse.Namespace) -> CampaignConfig:
+    """The campaign's configuration, with what the command line replaces.
+
+    Raises:
+        ConfigurationError: a replaced value is wrong.
+    """
+    from rl.config_file import parse_config, replaced
+
+    frozen.campaign_config()  # damage is told as such
+    return parse_config(replaced(frozen.config, overrides(options)), "frozen.json and --set")
+
+
+def adapters_of(
+    campaign: CampaignDir, frozen: Frozen, updates: list[int]
+) -> dict[str, AdapterBytes]:
+    """The adapters of some checkpoints, verified; of the newest, if none is named.
+
+    Raises:
+        EvidenceError: there is no such checkpoint, or it is damaged.
+    """
+    from rl.learner.checkpoint import latest, load
+    from rl.learner.manifest import directory_name, update_of
+
+    newest = latest(campaign.checkpoints) if campaign.checkpoints.is_dir() else None
+    if newest is None:
+        raise EvidenceError(
+            "holds no complete checkpoint", str(campaign.checkpoints), "train the campaign first"
+        )
+    found: dict[str, AdapterBytes] = {}
+    for update in sorted(set(updates)) or [update_of(newest)]:
+        path = campaign.checkpoints / directory_name(update or 0)
+        if not path.is_dir():
+            raise EvidenceError(
+                f"no checkpoint of update {update}",
+                str(campaign.checkpoints),
+                f"see which there are: python -m rl.checkpoint list {campaign.root}",
+            )
+        found[f"step{update}"] = load(path, frozen.config_digest).learner.adapter
+    return found
+
+
+def _bounded(given: int | None, own: int, option: str) -> int:
+    if given is None:
+        return own
+    if given < 1:
+        raise ConfigurationError("must be at least 1", option, "give a greater number")
+    return given
+
+
+def cli() -> NoReturn:
+    """The console script."""
+    run_command(main)
+
+
+if __name__ == "__main__":
+    cli()
