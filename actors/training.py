@@ -33,14 +33,18 @@ from actors.supervision import (
 )
 from rl.config import CampaignConfig
 from rl.errors import DeadlineExceeded, InfrastructureError
+from rl.evidence.events import EVAL_OVER
 from rl.evidence.recorder import Recorder
+from rl.evidence.rows import eval_arm
 from rl.progress import Progress
 from rl.records import AttemptSpec, EpisodeRecord, Group, Publication, TaskRef, UpdateMetrics
 from rl.schedule.commands import (
     CancelAttempt,
     Command,
     Dispatch,
+    DispatchEval,
     DropGroup,
+    EvalOver,
     RetireVersion,
     StepUpdate,
     StreamAttempt,
@@ -90,6 +94,7 @@ class TrainingLoop:
         cluster: running replicas, broadcaster, workers and trainer.
         scheduler: at the trainer's version.
         tasks: training tasks, by the scheduler's task index.
+        eval_tasks: held-out tasks of evaluations on the way, by cell.
         recorder: where evidence goes.
         progress: what the person sees.
     """
@@ -100,11 +105,13 @@ class TrainingLoop:
     tasks: Sequence[TaskRef]
     recorder: Recorder
     progress: Progress
+    eval_tasks: Sequence[TaskRef] = ()
     _events: asyncio.Queue[_Event] = field(default_factory=asyncio.Queue[_Event])
     _jobs: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     _records: dict[str, list[EpisodeRecord]] = field(default_factory=dict[str, list[EpisodeRecord]])
     _batch: list[Group] = field(default_factory=list[Group])
     _adapter: AdapterRef | None = None
+    _adapters: dict[int, str] = field(default_factory=dict[int, str])  # digest by version
     _publishing: bool = False
     _feed: TrainerFeed = field(init=False)
     _supervisor: ReplicaSupervisor = field(init=False)
@@ -138,10 +145,10 @@ class TrainingLoop:
         self._publish_newest()
         monitor = asyncio.create_task(self._guard(self._supervisor.watch()))
         try:
-            while not self.scheduler.done:
-                for command in self.scheduler.poll(time.monotonic()):
-                    self._execute(command)
+            self._obey()
+            while not self._over:
                 self._handle(await self._next_event())
+                self._obey()
                 self._show()
             await self._settle()
         finally:
@@ -150,6 +157,11 @@ class TrainingLoop:
             limit = self.config.limits.drain_s
             async with self.recorder.lifecycle.step("drain", limit, in_flight):
                 await self._abandon()
+
+    @property
+    def _over(self) -> bool:
+        """Whether nothing is left: the last publication may begin another evaluation."""
+        return self.scheduler.idle and not (self._publishing and self.config.eval)
 
     async def _next_event(self) -> _Event:
         stall = self.config.limits.stall_s
@@ -166,10 +178,18 @@ class TrainingLoop:
 
     # ---- commands -------------------------------------------------------
 
+    def _obey(self) -> None:
+        for command in self.scheduler.poll(time.monotonic()):
+            self._execute(command)
+
     def _execute(self, command: Command) -> None:
         match command:
             case Dispatch():
                 self._start(self._attempt(self._spec(command)))
+            case DispatchEval():
+                self._start(self._attempt(self._eval_spec(command)))
+            case EvalOver():
+                self._evaluated(command)
             case CancelAttempt():
                 self._start(self._cancel(command))
             case StreamAttempt():
@@ -201,6 +221,32 @@ class TrainingLoop:
             base_url=self.cluster.base_urls[command.replica],
             seed=attempt_seed(self.config.seed, command.attempt_id),
         )
+
+    def _eval_spec(self, command: DispatchEval) -> AttemptSpec:
+        version = command.version
+        task = self.eval_tasks[command.cell % len(self.eval_tasks)]
+        arm = eval_arm(version)
+        number = command.cell // len(self.eval_tasks)
+        return AttemptSpec(
+            attempt_id=command.attempt_id,
+            group_id=f"{arm}-{task.name}",
+            task=task,
+            version=version,
+            stage="eval",
+            arm=arm,
+            adapter_sha256=self._adapters[version],
+            served_model=f"policy-v{version}",
+            replica=command.replica,
+            base_url=self.cluster.base_urls[command.replica],
+            # The same noise for every version: what differs then is the policy.
+            seed=attempt_seed(self.config.seed, f"eval-{task.name}-k{number}"),
+        )
+
+    def _evaluated(self, end: EvalOver) -> None:
+        self.recorder.events.append(
+            EVAL_OVER, version=end.version, graded=end.graded, cells=end.cells, reason=end.reason
+        )
+        self.progress.evaluated(end.version, end.graded, end.cells, end.reason)
 
     def _record(self, command: StreamAttempt) -> EpisodeRecord:
         records = self._records[command.group_id]
@@ -252,18 +298,26 @@ class TrainingLoop:
         """
         while self._supervisor.all_down:
             await asyncio.sleep(1.0)
-        if self._adapter is None:
-            self._adapter = await call(
-                self.cluster.trainer.export.remote(),
-                self.config.trainer.update_timeout_s,
-                "trainer export",
-            )
+        adapter = await self._newest_adapter()
+        self._adapters[adapter.version] = adapter.sha256
         publication = await call(
-            self.cluster.broadcaster.publish.remote(self._adapter),
+            self.cluster.broadcaster.publish.remote(adapter),
             PUBLISH_TURNS * self.config.engine.publish_timeout_s,
             "publish",
         )
         self._put(_Published(publication))
+
+    async def _newest_adapter(self) -> AdapterRef:
+        """The adapter of the newest update; at the start, of the trainer as it stands."""
+        if self._adapter is not None:
+            return self._adapter
+        adapter: AdapterRef = await call(
+            self.cluster.trainer.export.remote(),
+            self.config.trainer.update_timeout_s,
+            "trainer export",
+        )
+        self._adapter = adapter
+        return adapter
 
     async def _retire(self, version: int) -> None:
         failed = await call(
@@ -290,7 +344,8 @@ class TrainingLoop:
     def _handle(self, event: _Event) -> None:
         match event:
             case _AttemptEnded(record):
-                self._records.setdefault(record.group_id, []).append(record)
+                if record.stage == "train":
+                    self._records.setdefault(record.group_id, []).append(record)
                 self.scheduler.attempt_finished(
                     record.attempt_id, record.outcome, record.reward, time.monotonic()
                 )

@@ -28,6 +28,7 @@ from rl.learner import checkpoint
 from rl.learner.inventory import inventory
 from rl.prepare import PreparedTasks
 from rl.run import Run
+from rl.schedule.evals import NO_EVALS, EvalPlan, graded_cells
 from rl.schedule.order import TaskOrder
 from rl.schedule.scheduler import FRESH, Frontier, Scheduler
 
@@ -50,7 +51,8 @@ class Campaign(Run[CampaignConfig]):
         self.progress.plan(config.schedule.updates, config.heldout_attempts // 2)
         self._take_over()
         await self._reap()
-        await self._gate([*self.tasks.train, *self.tasks.heldout[: config.heldout_tasks]])
+        held = max(config.heldout_tasks, config.eval_tasks)
+        await self._gate([*self.tasks.train, *self.tasks.heldout[:held]])
         async with self.recorder.lifecycle.step("start", config.limits.start_s):
             await self._start(cluster)
         await self._train(cluster)
@@ -96,6 +98,9 @@ class Campaign(Run[CampaignConfig]):
                 "restore that checkpoint, or start a new campaign",
             )
         lost, superseded = self.recorder.reconcile(done)
+        begun = [version for version in self.config.eval_versions if version <= done]
+        why = "the driver died before it had ended"
+        self.recorder.close_evals(begun, self.config.eval_cells, why, current=done)
         if self._incarnation:
             self.progress.note(
                 f"continuing after update {done}: {lost} attempts were lost with the driver, "
@@ -126,9 +131,17 @@ class Campaign(Run[CampaignConfig]):
         self._stage("train", f"updates {done + 1} to {self.config.schedule.updates}")
         scheduler = self._scheduler(self._frontier())
         loop = TrainingLoop(
-            self.config, cluster, scheduler, self.tasks.train, self.recorder, self.progress
+            self.config,
+            cluster,
+            scheduler,
+            self.tasks.train,
+            self.recorder,
+            self.progress,
+            eval_tasks=self.tasks.heldout[: self.config.eval_tasks],
         )
         await loop.run()
+        planned, why = self.config.eval_versions, "training ended before it was current"
+        self.recorder.close_evals(planned, self.config.eval_cells, why)
 
     async def _verify_checkpoint(self, cluster: Cluster) -> list[Arm]:
         """Stop the trainer, load the last checkpoint afresh, and pin the arms."""
@@ -223,6 +236,27 @@ class Campaign(Run[CampaignConfig]):
             replicas=replicas,
             incarnation=self._incarnation,
             frontier=FRESH if frontier is None else frontier,
+            evals=self._eval_plan(),
+        )
+
+    def _eval_plan(self) -> EvalPlan:
+        """Evaluations on the way, less what an earlier driver has of the same weights."""
+        config, done = self.config, self._updates_done()
+        if config.eval is None:
+            return NO_EVALS
+        weights = {row.update: row.adapter_sha256 for row in self.directory.update_rows().read()}
+        graded = graded_cells(
+            record.attempt_id
+            for record in self.directory.episodes("eval")
+            if record.outcome == "graded"
+            and record.version == done
+            and record.adapter_sha256 == weights.get(done, record.adapter_sha256)
+        )
+        return EvalPlan(
+            versions=frozenset(config.eval_versions),
+            cells=config.eval_cells,
+            retries=config.schedule.attempt_retries,
+            graded=graded,
         )
 
     def _pin_arms(self, final: str, version: int, adapter_sha256: str, path: Path) -> None:

@@ -196,6 +196,11 @@ class CampaignConfig(ServingConfig):
         return min(self.eval.tasks or self.heldout_tasks, self.tasks.heldout)
 
     @property
+    def eval_cells(self) -> int:
+        """Attempts of each evaluation during training."""
+        return self.eval_tasks * self.eval.attempts if self.eval is not None else 0
+
+    @property
     def eval_versions(self) -> tuple[int, ...]:
         """Versions that are evaluated during training, ascending.
 

@@ -39,6 +39,11 @@ def plan(config: CampaignConfig) -> dict[str, Any]:
             "loss": config.trainer.loss.name,
             "checkpoints": list(config.checkpoints.updates),
         },
+        "evaluation_on_the_way": {
+            "versions": list(config.eval_versions),
+            "tasks": config.eval_tasks,
+            "attempts": len(config.eval_versions) * config.eval_cells,
+        },
         "evaluation": {
             "arms": ["base", f"step{schedule.updates}"],
             "tasks": config.heldout_tasks,

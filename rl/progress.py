@@ -47,6 +47,7 @@ class Progress:
         self._arms: dict[str, tuple[int, float]] = {}
         self._arm_total = 0
         self._gated = (0, 0)
+        self._evals: dict[int, tuple[int, int]] = {}  # by version: graded, solved
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -86,7 +87,12 @@ class Progress:
         self._log_state(f"gated {done}/{total} tasks")
 
     def episode(self, record: EpisodeRecord) -> None:
-        """A training episode ended."""
+        """An episode ended while training goes on."""
+        if record.stage == "eval":
+            done, solved = self._evals.get(record.version, (0, 0))
+            graded, won = record.outcome == "graded", (record.reward or 0.0) >= 1.0
+            self._evals[record.version] = (done + graded, solved + won)
+            return
         if record.outcome == "graded":
             self._window["solved" if record.reward and record.reward >= 1.0 else "unsolved"] += 1
         else:
@@ -104,6 +110,15 @@ class Progress:
             f"  loss {metrics.loss:+.4f}  grad {metrics.grad_norm:.3f}"
             f"  mismatch KL {metrics.mismatch_kl:.1e}{sample}  entropy {metrics.entropy:.3f}"
             f"  staleness {stale}  {metrics.seconds:.1f} of {metrics.wall_s:.1f} s"
+        )
+
+    def evaluated(self, version: int, graded: int, cells: int, reason: str) -> None:
+        """An evaluation during training has ended."""
+        done, solved = self._evals.get(version, (0, 0))
+        share = f", {solved / done:.0%}" if done else ""
+        short = f"; {cells - graded} of {cells} are missing: {reason}" if reason else ""
+        self._line(
+            f"   version {version} solves {solved} of {done} held-out attempts{share}{short}"
         )
 
     def published(self, publication: Publication) -> None:

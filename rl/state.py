@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rl.errors import EXIT_OK, EXIT_REFUSED, ConfigurationError, EvidenceError, run_command
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rl.evidence.archive_manifest import ArchiveManifest
 
 DEFAULT_STATE = Path("state")
-DEFAULT_PRICES = Path("configs/prices.toml")
+DEFAULT_PRICES = Path("configs/billing/prices.toml")
 DEFAULT_LEVEL = 6
 SUFFIX = ".tar.zst"
 _RUN = "a run id, or the folder of a run"
@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=f"{_EXIT} Only `archive --remove` ever deletes anything. See docs/evidence.md.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = commands.add_parser(
+    commands.add_parser(
         "ls",
         help="list runs, archives and folders",
         description="List every run (finished ones first, the others apart), every archive, and "
@@ -223,7 +223,7 @@ def _archive(options: argparse.Namespace) -> int:
             f"give {LEVELS[0]} to {LEVELS[-1]}",
         )
     targets = [_place(path, options.state) for path in options.targets]
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for target in targets:
         with progress() as meter:
             made = archive(

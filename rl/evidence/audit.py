@@ -38,6 +38,7 @@ _DERIVED_FIELDS = (
     "reward_first",
     "reward_last",
     "heldout",
+    "evals",
     "train",
     "evaluation",
     "staleness",
@@ -108,6 +109,7 @@ def _gather(directory: CampaignDir, frozen: Frozen, findings: list[Finding]) -> 
         events=attempt("damaged-events", events.read, []),
         lifecycle=attempt("damaged-lifecycle", directory.lifecycle_rows().read, []),
         arms=attempt("damaged-arms", lambda: read_json(directory.arms, Arms), None),
+        superseded=attempt("damaged-superseded", directory.superseded_adapters, set()),
         gates=attempt("damaged-gates", lambda: read_json(directory.gates, Gates), None),
     )
 

@@ -22,6 +22,7 @@ from rl.evidence.frozen import config_digest
 from rl.evidence.heldout_checks import (
     check_adapters,
     check_arms,
+    check_evals,
     check_heldout,
     check_proofs,
     check_stopped,
@@ -130,6 +131,7 @@ def check_tasks(material: Material) -> Iterator[Finding]:
     """Every episode ran a task that was frozen for its stage."""
     stages = (
         ("training", material.train, material.frozen.train),
+        ("evaluation", material.evals, material.eval_tasks),
         ("held-out", material.heldout, material.evaluated),
     )
     for stage, records, tasks in stages:
@@ -328,7 +330,8 @@ def check_gates(material: Material) -> Iterator[Finding]:
     for gate in material.gates.gates:
         by_digest[gate.digest].append(gate)
     trained = material.frozen.train if material.campaign else []
-    for task in [*trained, *material.evaluated]:
+    held = max(material.evaluated, material.eval_tasks, key=len)
+    for task in [*trained, *held]:
         where = f"task {task.name}"
         if task.digest not in by_digest:
             yield Finding(
@@ -359,4 +362,4 @@ EVALUATION: Final[tuple[Callable[[Material], Iterator[Finding]], ...]] = (
     check_proofs,
     check_stopped,
 )
-CAMPAIGN: Final = (*EVALUATION, check_sequence, check_batches, check_metrics)
+CAMPAIGN: Final = (*EVALUATION, check_sequence, check_batches, check_metrics, check_evals)

@@ -32,6 +32,8 @@ PROVEN: Final = "proven"
 STOPPED: Final = "stopped"
 # {"replica": int, "when": "begin" | "end", "values": {...}}: the engine's own counters
 COUNTERS: Final = "engine_counters"
+# {"version", "graded", "cells", "reason"}: an evaluation during training has ended
+EVAL_OVER: Final = "eval_over"
 STAGE_DONE: Final = "done"
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from rl.evidence.events import BEGIN, DISPATCH, PROVEN, STOPPED
+from rl.evidence.events import BEGIN, DISPATCH, EVAL_OVER, PROVEN, STOPPED
 from rl.evidence.material import Material
-from rl.evidence.rows import BASE_ARM, ArmPin, Finding
+from rl.evidence.rows import BASE_ARM, ArmPin, Finding, eval_arm
 from rl.files import sha256_files
 
 
@@ -102,6 +102,62 @@ def check_adapters(material: Material) -> Iterator[Finding]:
             where=f"arm {material.arms.final.arm}",
             message=f"is version {material.arms.final.version}; the last update made {newest}",
         )
+
+
+def check_evals(material: Material) -> Iterator[Finding]:
+    """Evaluations during training: planned versions, their own weights, every attempt told of."""
+    if material.config is None:
+        return
+    config = material.config
+    planned = config.eval_versions
+    made = {row.update: row.adapter_sha256 for row in material.updates}
+    counts: Counter[tuple[int, str]] = Counter()
+    for record in material.evals:
+        where = f"attempt {record.attempt_id}"
+        version = record.version
+        if version not in planned or record.arm != eval_arm(version):
+            message = f"evaluates version {version} as {record.arm}, which is not planned"
+            yield Finding(code="unexpected-eval", where=where, message=message)
+        elif record.adapter_sha256 in material.superseded:
+            continue
+        elif version in made and record.adapter_sha256 != made[version]:
+            yield Finding(
+                code="arm-adapter",
+                where=where,
+                message=f"ran on adapter {(record.adapter_sha256 or 'none')[:16]}; update "
+                f"{version} made {(made[version] or 'none')[:16]}",
+            )
+        elif record.outcome == "graded":
+            counts[version, record.task_name] += 1
+    yield from _check_eval_counts(material, counts)
+
+
+def _check_eval_counts(material: Material, counts: Counter[tuple[int, str]]) -> Iterator[Finding]:
+    config = material.config
+    if config is None or config.eval is None:
+        return
+    told = {e.fields.get("version"): e.fields for e in material.events if e.kind == EVAL_OVER}
+    for version in config.eval_versions:
+        cells = {task.name: counts[version, task.name] for task in material.eval_tasks}
+        total, wanted = sum(cells.values()), config.eval.attempts * len(cells)
+        said = told.get(version)
+        where = f"arm {eval_arm(version)}"
+        if said is None:
+            yield Finding(code="eval-count", where=where, message="its end is not told of")
+        elif said.get("graded") != total or (total < wanted and not said.get("reason")):
+            yield Finding(
+                code="eval-count",
+                where=where,
+                message=f"has {total} graded attempts of {wanted}; when it ended it had "
+                f"{said.get('graded')}",
+            )
+        for name, count in cells.items():
+            if count > config.eval.attempts:
+                yield Finding(
+                    code="eval-count",
+                    where=f"{where} task {name}",
+                    message=f"has {count} graded attempts, not {config.eval.attempts}",
+                )
 
 
 def check_proofs(material: Material) -> Iterator[Finding]:

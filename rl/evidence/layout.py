@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
+from pydantic_core import from_json
+
 from rl.errors import ConfigurationError, EvidenceError
 from rl.evidence.events import Event
 from rl.evidence.lifecycle import LifecycleRow
@@ -25,6 +27,7 @@ from rl.evidence.traces import read_traces, repair
 from rl.files import (
     append_bytes,
     disk_errors,
+    read_errors,
     sync_directory,
     write_bytes,
     write_json,
@@ -156,6 +159,22 @@ class CampaignDir:
     def write_gates(self, gates: Gates) -> None:
         """Write gates.json."""
         write_json(self.gates, gates)
+
+    def superseded_adapters(self) -> set[str]:
+        """Digests of adapters whose updates were made again after a resume.
+
+        Raises:
+            EvidenceError: a row is no JSON.
+        """
+        with read_errors(self.superseded):
+            if not self.superseded.exists():
+                return set()
+            lines = self.superseded.read_bytes().splitlines()
+        try:
+            rows = [from_json(line) for line in lines]
+        except ValueError as error:
+            raise EvidenceError(f"not JSON: {error}", str(self.superseded)) from None
+        return {str(row["adapter_sha256"]) for row in rows if row.get("adapter_sha256")}
 
     def repair(self) -> dict[str, int]:
         """Cut the torn tails that a crash left; returns bytes cut by file, if any.

@@ -36,6 +36,7 @@ class Material:
     lifecycle: list[LifecycleRow]
     arms: Arms | None
     gates: Gates | None
+    superseded: set[str]  # adapters of updates that were made again
 
     @property
     def records(self) -> list[EpisodeRecord]:
@@ -47,6 +48,11 @@ class Material:
         """The tasks on which arms are evaluated."""
         count = self.config.heldout_tasks if self.config else len(self.frozen.heldout)
         return self.frozen.heldout[:count]
+
+    @property
+    def eval_tasks(self) -> list[TaskRef]:
+        """The tasks of evaluations during training."""
+        return self.frozen.heldout[: self.config.eval_tasks] if self.config else []
 
     @property
     def campaign(self) -> bool:

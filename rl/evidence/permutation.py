@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 
 # Largest sum of the integer differences, so the table's length: 64 MB.  1,000 tasks of 8
-# attempts have at most 8,000, and 840 times that if attempts of every number were masked.
+# attempts have at most 8,000, and 840,000 if tasks of 1 to 8 graded attempts are among them.
 EXACT_SUMS: Final = 2**23
 EXACT_TASKS: Final = 20  # always exact up to here: 2**20 patterns in a dictionary, a second
 SAMPLES: Final = 20_000  # Monte Carlo error of a p-value at 0.05: 0.0015

@@ -12,10 +12,19 @@ Invariants:
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rl.evidence.events import BEGIN, DISPATCH, ENDED, PUBLISH, EventLog, read_events
+from rl.evidence.events import (
+    BEGIN,
+    DISPATCH,
+    ENDED,
+    EVAL_OVER,
+    PUBLISH,
+    EventLog,
+    read_events,
+)
 from rl.evidence.layout import CampaignDir
 from rl.evidence.lifecycle import Lifecycle
 from rl.evidence.rows import TrainedGroup, UpdateRow
@@ -125,6 +134,30 @@ class Recorder:
             self.finished(_cancelled(fields))
             lost += 1
         return lost, self.directory.rewind(updates_done)
+
+    def close_evals(
+        self, versions: Iterable[int], cells: int, why: str, current: int | None = None
+    ) -> None:
+        """Tell of evaluations whose end is not told of; `why` says what kept them from it.
+
+        That of the `current` version goes on, unless nothing of it is missing.
+        """
+        events = read_events(self.directory.events)
+        told = [event.fields["version"] for event in events if event.kind == EVAL_OVER]
+        superseded = self.directory.superseded_adapters()
+        counts = Counter(
+            record.version
+            for record in self.directory.episodes("eval")
+            if record.outcome == "graded" and record.adapter_sha256 not in superseded
+        )
+        for version in versions:
+            graded = counts[version]
+            if version in told or (version == current and graded < cells):
+                continue
+            reason = "" if graded >= cells else why
+            self.events.append(
+                EVAL_OVER, version=version, graded=graded, cells=cells, reason=reason
+            )
 
     def _ended(self, record: EpisodeRecord, sha256: str) -> None:
         """Tell of a record that is on disk, so that an edit of either is seen."""

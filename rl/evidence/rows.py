@@ -17,6 +17,11 @@ from rl.records import Record
 BASE_ARM: Final = "base"
 
 
+def eval_arm(version: int) -> str:
+    """The arm of a version that is evaluated during training."""
+    return f"update{version}"
+
+
 class TrainedGroup(Record):
     """One group of a batch."""
 

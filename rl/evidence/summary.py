@@ -25,8 +25,14 @@ from rl.errors import EvidenceError, first_problem
 from rl.evidence.events import STAGE, STAGE_DONE, Event, read_events
 from rl.evidence.frozen import Frozen, load_frozen
 from rl.evidence.layout import CampaignDir
-from rl.evidence.rows import BASE_ARM, Arms, Audit, Gates
-from rl.evidence.stats import HeldoutComparison, compare_arms, solved
+from rl.evidence.rows import BASE_ARM, Arms, Audit, Gates, eval_arm
+from rl.evidence.stats import (
+    ArmSummary,
+    HeldoutComparison,
+    compare_arms,
+    solved,
+    summarize_arm,
+)
 from rl.files import read_errors
 from rl.records import EpisodeRecord, Record, UpdateMetrics
 
@@ -72,6 +78,9 @@ class Summary(Record):
     reward_first: RewardEnd | None = Field(description="at the start of training")
     reward_last: RewardEnd | None = Field(description="at the end; None before there is one")
     heldout: HeldoutComparison | None
+    evals: list[ArmSummary] = Field(
+        default_factory=list[ArmSummary], description="evaluations during training, by version"
+    )
     train: EpisodeCounts
     evaluation: EpisodeCounts
     trained_episodes: int
@@ -93,6 +102,7 @@ class Evidence:
     metrics: list[UpdateMetrics]
     events: list[Event]
     train: list[EpisodeRecord]
+    evals: list[EpisodeRecord]
     heldout: list[EpisodeRecord]
     examples: dict[tuple[str, bool], EpisodeRecord]
     arms: Arms | None
@@ -154,6 +164,7 @@ def load_evidence(directory: CampaignDir) -> Evidence:
         metrics=metrics,
         events=events,
         train=train,
+        evals=_current_evals(directory),
         heldout=heldout,
         examples=examples,
         arms=read_json(directory.arms, Arms),
@@ -185,6 +196,7 @@ def summarize(evidence: Evidence) -> Summary:
         reward_first=first,
         reward_last=last,
         heldout=comparison,
+        evals=_evals(evidence.evals),
         train=_count(evidence.train),
         evaluation=_count(evidence.heldout),
         trained_episodes=sum(row.episodes for row in evidence.metrics),
@@ -195,6 +207,18 @@ def summarize(evidence: Evidence) -> Summary:
         audit_findings=len(evidence.audit.findings) if evidence.audit else None,
         missing=evidence.missing,
     )
+
+
+def _current_evals(directory: CampaignDir) -> list[EpisodeRecord]:
+    """Evaluations during training, less those of weights that were made again."""
+    gone = directory.superseded_adapters()
+    records = [_checked(record) for record in directory.episodes("eval", live=True)]
+    return [record for record in records if record.adapter_sha256 not in gone]
+
+
+def _evals(records: Sequence[EpisodeRecord]) -> list[ArmSummary]:
+    versions = sorted({r.version for r in records if r.outcome == "graded"})
+    return [summarize_arm(records, eval_arm(version)) for version in versions]
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -209,6 +233,9 @@ def summary_lines(summary: Summary) -> list[str]:
         )
     else:
         lines.append(f"training   {done}")
+    if summary.evals:
+        rates = ", ".join(f"{arm.version}: {percent(arm.pass_rate)}" for arm in summary.evals)
+        lines.append(f"on the way held-out tasks solved, by version: {rates}")
     if summary.heldout is not None:
         lines.extend(
             f"held-out   {arm.arm:<8} {arm.solved}/{arm.attempts} solved "

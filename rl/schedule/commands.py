@@ -17,6 +17,26 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class DispatchEval:
+    """Run one attempt of an evaluation now; `cell` says which task, and which attempt at it."""
+
+    attempt_id: str
+    version: int
+    cell: int
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOver:
+    """The evaluation of a version has ended; `reason` says why it has fewer than `cells`."""
+
+    version: int
+    graded: int
+    cells: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CancelAttempt:
     """A running attempt can't be trained on any more: end it; `reason` says why."""
 
@@ -69,5 +89,13 @@ class RetireVersion:
 
 
 Command = (
-    Dispatch | CancelAttempt | StreamAttempt | StreamGroup | StepUpdate | DropGroup | RetireVersion
+    Dispatch
+    | DispatchEval
+    | EvalOver
+    | CancelAttempt
+    | StreamAttempt
+    | StreamGroup
+    | StepUpdate
+    | DropGroup
+    | RetireVersion
 )

@@ -20,6 +20,8 @@ Invariants (S = max_staleness, B = groups per batch, v = current version):
 - *Leases.*  A group holds its version until it is complete; a version is retired
   once, when it is older than the current one and nobody holds it.
 - *Versions.*  An attempt goes only to a replica that has proven its version.
+- *Evaluations.*  Attempts of `rl.schedule.evals` go ahead of training's, into the same
+  slots; they hold their version, and nothing of them reaches the trainer.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict
 
 from rl.config import ScheduleConfig
 from rl.errors import StalenessViolation
@@ -37,37 +38,22 @@ from rl.schedule.commands import (
     CancelAttempt,
     Command,
     Dispatch,
+    DispatchEval,
     DropGroup,
+    EvalOver,
     RetireVersion,
     StepUpdate,
     StreamAttempt,
     StreamGroup,
 )
 from rl.schedule.estimates import DurationEstimates
+from rl.schedule.evals import NO_EVALS, EvalPlan, Evaluations
+from rl.schedule.frontier import FRESH, Frontier
 from rl.schedule.groups import PendingGroup
 from rl.schedule.leases import LeaseTable
 from rl.schedule.order import TaskOrder
 from rl.schedule.replicas import ReplicaPool
 from rl.schedule.window import DueWindow
-
-
-class Frontier(TypedDict):
-    """What a checkpoint keeps of a scheduler: ready for JSON.
-
-    Keys:
-        updates_done: updates that are finished.
-        next_draw: first draw that has never been admitted.
-        redraw: draws that were admitted and not trained on.
-        durations: what is known of the tasks' durations.
-    """
-
-    updates_done: int
-    next_draw: int
-    redraw: list[int]
-    durations: dict[str, tuple[int, float]]
-
-
-FRESH = Frontier(updates_done=0, next_draw=0, redraw=[], durations={})
 
 
 @dataclass
@@ -102,6 +88,7 @@ class Scheduler:
         incarnation: how many drivers the campaign had before; part of group ids,
             so that a redrawn group never reuses an id.
         frontier: where a checkpoint left off.
+        evals: which versions are evaluated on the way.
     """
 
     def __init__(
@@ -113,6 +100,7 @@ class Scheduler:
         replicas: int,
         incarnation: int = 0,
         frontier: Frontier = FRESH,
+        evals: EvalPlan = NO_EVALS,
     ) -> None:
         self._config = config
         self._slots = slots
@@ -134,6 +122,8 @@ class Scheduler:
         self._leases = LeaseTable()
         self._groups: dict[str, PendingGroup] = {}
         self._attempts: dict[str, _Attempt] = {}
+        self._evals = Evaluations(evals, incarnation)
+        self._eval_replicas: dict[str, int] = {}  # by running attempt of an evaluation
         self._waiting: dict[int, deque[PendingGroup]] = {}  # by version
         self._complete: dict[int, deque[PendingGroup]] = {}  # by due update
         self._placed: list[PendingGroup] = []
@@ -141,6 +131,7 @@ class Scheduler:
         self._unserved = False  # whether a version may have lost its last replica
         self._early: list[StreamAttempt] = []
         self._given_up: list[CancelAttempt | DropGroup] = []
+        self._evaluated: list[EvalOver] = []
         self._refills_left = config.refill_zero_variance
         self.counts = SchedulerCounts()
 
@@ -157,11 +148,18 @@ class Scheduler:
         for index, generation in replicas.items():
             self._pool.proven(index, version, generation)
         self._unserved = True
+        if self._evals.begin(version):
+            self._leases.acquire(version, _evaluation(version))
 
     def attempt_finished(
         self, attempt_id: str, outcome: Outcome, reward: float | None, now: float
     ) -> None:
         """A dispatched attempt reached its one terminal event."""
+        if self._evals.owns(attempt_id):
+            self._pool.gave(self._eval_replicas.pop(attempt_id))
+            self._eval_over(self._evals.finished(attempt_id, outcome))
+            self._unserved = True  # a relaunch may find nobody who serves its version
+            return
         attempt = self._attempts[attempt_id]
         group = attempt.group
         queued = group.waiting > 0
@@ -240,7 +238,10 @@ class Scheduler:
         self._early.clear()
         self._given_up.clear()
         commands.extend(self._stream())
+        commands.extend(self._dispatch_evals())
         commands.extend(self._dispatch(now))
+        commands.extend(self._evaluated)
+        self._evaluated.clear()
         for version in self._leases.retire():
             self._pool.retired(version)
             self._waiting.pop(version, None)
@@ -253,9 +254,14 @@ class Scheduler:
         return self._finished >= self._config.updates
 
     @property
+    def idle(self) -> bool:
+        """Whether every update has been made, and every evaluation is over and told of."""
+        return self.done and not self._evals.active and not self._evaluated
+
+    @property
     def in_flight(self) -> int:
-        """Attempts that run now."""
-        return len(self._attempts)
+        """Attempts that run now, those of evaluations included."""
+        return len(self._attempts) + self._evals.running
 
     @property
     def ready_groups(self) -> int:
@@ -332,6 +338,8 @@ class Scheduler:
             for group in list(self._waiting.get(version, ())):
                 if group.waiting:
                     self._abandon(group)
+            if version in self._evals.waiting():
+                self._eval_over(self._evals.give_up(version))
 
     def _abandon(self, group: PendingGroup) -> None:
         group.abandon_waiting()
@@ -363,12 +371,34 @@ class Scheduler:
             commands.append(StepUpdate(update, tuple(group.group_id for group in self._placed)))
         return commands
 
+    # ---- evaluations ----------------------------------------------------
+
+    def _dispatch_evals(self) -> list[DispatchEval]:
+        """Fill free slots with attempts of evaluations, oldest version first."""
+        commands: list[DispatchEval] = []
+        for version in self._evals.waiting():
+            while self.in_flight < self._slots and version in self._evals.waiting():
+                replica = self._pool.least_loaded(version)
+                if replica is None:
+                    break
+                attempt_id, cell = self._evals.launch(version)
+                self._eval_replicas[attempt_id] = replica
+                self._pool.took(replica)
+                commands.append(DispatchEval(attempt_id, version, cell, replica))
+        return commands
+
+    def _eval_over(self, end: EvalOver | None) -> None:
+        """Give back the version of an evaluation that has ended."""
+        if end is not None:
+            self._leases.release(end.version, _evaluation(end.version))
+            self._evaluated.append(end)
+
     # ---- attempts -------------------------------------------------------
 
     def _dispatch(self, now: float) -> list[Dispatch]:
         """Fill free slots: attempts of admitted groups first, oldest version first."""
         commands: list[Dispatch] = []
-        while len(self._attempts) < self._slots:
+        while self.in_flight < self._slots:
             found = self._next_waiting() or self._admit()
             if found is None:
                 break
@@ -416,3 +446,8 @@ class Scheduler:
         self._groups[group.group_id] = group
         self._waiting.setdefault(version, deque()).append(group)
         return group, replica
+
+
+def _evaluation(version: int) -> str:
+    """Who holds a version under evaluation."""
+    return f"eval of version {version}"

@@ -2,7 +2,8 @@
 
 Every call is recorded; what is not answered here gets an empty reply of its type.
 Sandboxes exist as far as they can be created, listed by tag, and terminated; files
-that are uploaded are kept; commands are recorded and exit with 0.
+that are uploaded are kept; commands are recorded and exit with 0; what the workspace
+has spent is what the books say.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from modal_proto import task_command_router_grpc as router_grpc
 
 TOKEN_LIFETIME_S = 3600
 START_TIMEOUT_S = 30.0
+WORKSPACE = "our-lab"
 FILE_TOOL = "/__modal/.bin/modal-sandbox-fs-tools"
 
 
@@ -48,6 +50,7 @@ class ModalBooks:
     files: dict[str, bytes] = field(default_factory=dict)
     pieces: list[int] = field(default_factory=list)
     failing_creates: int = 0
+    costs: list[api_pb2.WorkspaceBillingReportItem] = field(default_factory=list)
 
     def of(self, name: str) -> list[Any]:
         """The requests of the calls to `name`."""
@@ -64,7 +67,7 @@ class ModalServer:
 
     def __init__(self) -> None:
         self.books = ModalBooks()
-        self.answers = {**self._api(), **self._router()}
+        self.answers: dict[str, Callable[[Any], Any]] = {**self._api(), **self._router()}
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
@@ -109,7 +112,7 @@ class ModalServer:
         self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
 
-    def _api(self) -> dict[str, Callable[[Any], Message]]:
+    def _api(self) -> dict[str, Callable[[Any], Any]]:
         """Answers of the control plane, by the call's name."""
         success = api_pb2.GenericResult(status=api_pb2.GenericResult.GENERIC_STATUS_SUCCESS)
         settings = api_pb2.EnvironmentSettings(image_builder_version="2025.06")
@@ -136,6 +139,10 @@ class ModalServer:
             ),
             "SandboxTerminateV2": self._terminate,
             "SandboxWaitV2": lambda _: api_pb2.SandboxWaitResponse(result=success),
+            "WorkspaceNameLookup": lambda _: api_pb2.WorkspaceNameLookupResponse(
+                username=WORKSPACE
+            ),
+            "WorkspaceBillingReport": lambda _: self.books.costs,
         }
 
     def _router(self) -> dict[str, Callable[[Any], Message]]:
@@ -207,9 +214,12 @@ def _service(base: Any, server: ModalServer) -> Any:
             request = await stream.recv_message()
             assert request is not None
             server.books.calls.append((name, request))
+            known = server.answers.get(name)
             if not replies[name].cardinality.server_streaming:
-                known = server.answers.get(name)
                 await stream.send_message(known(request) if known else replies[name].reply_type())
+                return
+            for reply in known(request) if known else ():
+                await stream.send_message(reply)
 
         return answer
 

@@ -12,12 +12,14 @@ from rl.records import Outcome
 from rl.schedule.commands import (
     CancelAttempt,
     Dispatch,
+    DispatchEval,
     DropGroup,
     RetireVersion,
     StepUpdate,
     StreamAttempt,
     StreamGroup,
 )
+from tests.support.schedule_model.eval_books import EvalBooks
 from tests.support.schedule_model.setting import Setting, require
 
 
@@ -75,6 +77,7 @@ class Books:
         self.trained_draws = set(settled.trained)
         self.dropped_draws = set(settled.dropped)
         self.used_ids = used_ids
+        self.evals = EvalBooks(setting.evals, {}, used_ids)
         self.groups: dict[str, GroupBook] = {}
         self.placed: dict[str, int] = {}  # draws of the forming batch, in order
         self.buffered = 0  # its episodes
@@ -85,7 +88,9 @@ class Books:
 
     def resumed(self, finished: int, settled: Settled) -> Books:
         """The books of a driver that starts from a checkpoint."""
-        return Books(self._setting, finished, settled, self.used_ids)
+        books = Books(self._setting, finished, settled, self.used_ids)
+        books.evals = self.evals.resumed(finished)
+        return books
 
     @property
     def forming(self) -> int:
@@ -94,7 +99,12 @@ class Books:
 
     @property
     def running(self) -> int:
-        """Attempts that run."""
+        """Attempts that run, those of evaluations included."""
+        return self.training_attempts + self.evals.running
+
+    @property
+    def training_attempts(self) -> int:
+        """Attempts of groups that run."""
         return sum(len(group.running) for group in self.groups.values())
 
     def due(self, version: int) -> int:
@@ -113,6 +123,7 @@ class Books:
         """The scheduler was told of a version."""
         self.current = version
         self.offered.add(version)
+        self.evals.version_current(version)
 
     def ended(self, group_id: str, attempt_id: str, outcome: Outcome, reward: float) -> None:
         """The terminal event of a running attempt."""
@@ -140,6 +151,7 @@ class Books:
         for group in self.groups.values():
             if group.version == version and group.owed:
                 group.owed = group.retries = 0
+        self.evals.stranded(version)
 
     def update_finished(self) -> None:
         """The trainer has made the update whose batch was whole."""
@@ -185,6 +197,12 @@ class Books:
         group = GroupBook(draw, command.version, self._size, self._setting.config.attempt_retries)
         self.groups[command.group_id] = group
         return group
+
+    def dispatch_eval(self, command: DispatchEval) -> None:
+        """An attempt of an evaluation starts."""
+        self.evals.dispatch(command)
+        require(command.version in self.offered, f"version {command.version} is not retired")
+        require(self.running <= self._setting.slots, "no more attempts than slots")
 
     def cancel(self, command: CancelAttempt) -> None:
         """An attempt is given up."""
@@ -275,16 +293,19 @@ class Books:
         self.offered.remove(version)
 
     def _held(self) -> set[int]:
-        return {group.version for group in self.groups.values() if not group.complete}
+        groups = {group.version for group in self.groups.values() if not group.complete}
+        return groups | self.evals.open.keys()
 
     # ---- after every poll -----------------------------------------------
 
     def check(self) -> None:
         """What holds between any two events."""
         config = self._setting.config
+        self.evals.check()
         graded = sum(len(group.rewards) for group in self.groups.values())
         require(
-            self.running + graded + self.buffered <= (config.max_staleness + 1) * config.batch_size,
+            self.training_attempts + graded + self.buffered
+            <= (config.max_staleness + 1) * config.batch_size,
             "no more episodes ahead of the trainer than the bound",
         )
         for update in range(self.forming, config.updates + 1):

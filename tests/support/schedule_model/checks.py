@@ -18,6 +18,8 @@ def check_scheduler(scheduler: Scheduler, setting: Setting, books: Books, fleet:
     require(scheduler.training == books.stepping, "and whether the trainer is busy")
     done = books.finished == setting.config.updates
     require(scheduler.done == done, "and it is done when every update is made")
+    idle = done and not books.evals.open
+    require(scheduler.idle == idle, "and idle when every evaluation is over, too")
     _check_frontier(scheduler, books)
     _check_idle_slots(setting, books, fleet)
     _check_refusals(scheduler, books)
@@ -34,6 +36,9 @@ def _check_frontier(scheduler: Scheduler, books: Books) -> None:
 def _check_idle_slots(setting: Setting, books: Books, fleet: Fleet) -> None:
     if books.running == setting.slots:
         return
+    for version, book in books.evals.open.items():
+        idle = book.owed and fleet.eligible(version)
+        require(not idle, f"version {version} waits for its evaluation, so no slot is idle")
     for group_id, group in books.groups.items():
         idle = group.owed and fleet.eligible(group.version)
         require(not idle, f"{group_id} is owed an attempt, so no slot is idle")

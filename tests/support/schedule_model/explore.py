@@ -19,7 +19,7 @@ from tests.support.schedule_model.world import Move, World
 # checked at each step.
 FORGOTTEN = frozenset(
     {"counts", "_config", "_order", "_estimates", "_heaps", "setting", "_setting", "clock",
-     "started", "used_ids", "trained_draws", "dropped_draws", "frontier", "settled"}
+     "started", "used_ids", "_plan", "trained_draws", "dropped_draws", "frontier", "settled"}
 )  # fmt: skip
 ATOMS = frozenset({int, str, float, bool, type(None)})
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rl.schedule
+from rl.schedule.evals import EvalPlan
 from tests.support.schedule_model.explore import explore, walk
 from tests.support.schedule_model.setting import Faults, Machines, Setting, shared_config
 
@@ -19,6 +20,7 @@ SOURCES = Path(rl.schedule.__path__[0])
 SHARED_MODULE = "rl.schedule.commands"
 
 WALKS = 25
+EVALS = EvalPlan(frozenset({0, 2, 3}), cells=3, retries=1)
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,22 @@ def _campaigns(machines: Machines) -> list[tuple[Setting, Faults]]:
             many,
         ),
         (Setting(shared_config(3, 8, 4, 0, min_group=3), 7, 3, machines=machines), many),
+        (
+            Setting(shared_config(5, 4, 2, 1), 4, 2, machines=machines, evals=EVALS),
+            many,
+        ),
     ]
 
 
 def _small_campaigns(machines: Machines) -> list[tuple[Setting, Faults]]:
-    """A retry; and a version that loses its last replica while another is served."""
+    """A retry, also in an evaluation; and a version that loses its last replica while
+    another is served.
+    """
     return [
+        (
+            Setting(shared_config(2, 2, 2, 1), 2, 2, machines=machines, evals=EVALS),
+            Faults(masks=1),
+        ),
         (Setting(shared_config(3, 2, 2, 1), 2, 2, machines=machines), Faults(masks=1)),
         (
             Setting(shared_config(2, 2, 2, 1), 1, 2, machines=machines),

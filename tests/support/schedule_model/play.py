@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rl.records import Outcome
-from rl.schedule.commands import Command, Dispatch, StepUpdate
+from rl.schedule.commands import Command, Dispatch, DispatchEval, StepUpdate
+from rl.schedule.evals import NO_EVALS, EvalPlan
 from rl.schedule.scheduler import FRESH, Frontier, Scheduler
 from tests.support.schedule_model.setting import DrawOrder, shared_config
 
@@ -31,6 +32,7 @@ class Play:
         replicas: int = 2,
         incarnation: int = 0,
         frontier: Frontier = FRESH,
+        evals: EvalPlan = NO_EVALS,
         start: bool = True,
     ) -> None:
         config = shared_config(updates, batch, group, staleness, refill, min_group, retries)
@@ -42,8 +44,10 @@ class Play:
             replicas=replicas,
             incarnation=incarnation,
             frontier=frontier,
+            evals=evals,
         )
         self.running: dict[str, Dispatch] = {}
+        self.evaluating: dict[str, DispatchEval] = {}
         self.heard: list[Command] = []
         self.clock = 0.0
         if start:
@@ -53,6 +57,7 @@ class Play:
         """Obey what the scheduler asks for now."""
         self.heard = self.scheduler.poll(self.clock)
         self.running |= {c.attempt_id: c for c in self.heard if isinstance(c, Dispatch)}
+        self.evaluating |= {c.attempt_id: c for c in self.heard if isinstance(c, DispatchEval)}
         return self.heard
 
     def publish(self, version: int, replicas: dict[int, int] | None = None) -> list[Command]:
@@ -65,7 +70,7 @@ class Play:
         self, attempt_id: str, outcome: Outcome = "graded", reward: float = 1.0
     ) -> list[Command]:
         """An attempt ends."""
-        del self.running[attempt_id]
+        del (self.running if attempt_id in self.running else self.evaluating)[attempt_id]
         graded = outcome == "graded"
         self.scheduler.attempt_finished(attempt_id, outcome, reward if graded else None, self.clock)
         return self.poll()

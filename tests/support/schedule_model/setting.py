@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from rl.config import ScheduleConfig
+from rl.schedule.evals import NO_EVALS, EvalPlan
 from rl.schedule.ledger import VersionLedger
 from rl.schedule.order import TaskOrder
 from rl.schedule.scheduler import Scheduler
@@ -108,6 +109,7 @@ class Setting:
 
     Attributes:
         rewards: what a graded attempt may get.
+        evals: which versions are evaluated on the way.
     """
 
     config: ScheduleConfig
@@ -115,3 +117,4 @@ class Setting:
     replicas: int
     rewards: tuple[float, ...] = (1.0,)
     machines: Machines = Machines()
+    evals: EvalPlan = NO_EVALS

@@ -20,7 +20,9 @@ from rl.schedule.commands import (
     CancelAttempt,
     Command,
     Dispatch,
+    DispatchEval,
     DropGroup,
+    EvalOver,
     RetireVersion,
     StepUpdate,
     StreamAttempt,
@@ -101,9 +103,11 @@ class World:
             replicas=setting.replicas,
             incarnation=self.incarnation,
             frontier=frontier,
+            evals=self.books.evals.plan(),
         )
         self.fleet = Fleet(machines.ledger(setting.replicas), setting.replicas)
         self.running: dict[str, Running] = {}
+        self.evaluating: dict[str, Running] = {}
         self.trained = frontier["updates_done"]  # the trainer's version
         self.unsaved: Checkpoint | None = None
         self.wanted = self.trained < setting.config.updates  # whether to publish it
@@ -114,7 +118,7 @@ class World:
     @property
     def over(self) -> bool:
         """Whether the campaign is at its end."""
-        return self.scheduler.done and self.unsaved is None
+        return self.scheduler.idle and self.unsaved is None
 
     @property
     def hopeless(self) -> bool:
@@ -136,7 +140,10 @@ class World:
         reduced: dict[object, Move] = {}
         for move in self.moves():
             key: object = move
-            if move.kind in ("grade", "mask", "cancelled"):
+            if move.of in self.evaluating:
+                book = next(b for b in self.books.evals.open.values() if move.of in b.running)
+                key = (move.kind, self.evaluating[str(move.of)], book.running[str(move.of)])
+            elif move.kind in ("grade", "mask", "cancelled"):
                 attempt = self.running[str(move.of)]
                 cancelled = move.of in self.books.groups[attempt.group_id].cancelled
                 key = (move.kind, move.reward, attempt, cancelled)
@@ -155,6 +162,13 @@ class World:
                 moves.append(Move("mask", attempt_id, fault=not orphan))
             if cancelled or self.faults.cancels:
                 moves.append(Move("cancelled", attempt_id, fault=not cancelled))
+        for attempt_id, attempt in sorted(self.evaluating.items()):
+            moves.append(Move("grade", attempt_id, self.setting.rewards[0]))
+            orphan = attempt.life != self.fleet.replicas[attempt.replica].life
+            if orphan or self.faults.masks:
+                moves.append(Move("mask", attempt_id, fault=not orphan))
+            if self.faults.cancels:
+                moves.append(Move("cancelled", attempt_id, fault=True))
         return moves
 
     def _shell_moves(self) -> list[Move]:
@@ -242,7 +256,8 @@ class World:
 
     def _end(self, move: Move) -> None:
         attempt_id = str(move.of)
-        attempt = self.running.pop(attempt_id)
+        evaluated = attempt_id in self.evaluating
+        attempt = (self.evaluating if evaluated else self.running).pop(attempt_id)
         outcome: Outcome = "graded"
         if move.kind == "mask":
             self.faults.masks -= move.fault
@@ -251,7 +266,10 @@ class World:
             self.faults.cancels -= move.fault
             outcome = "cancelled"
         reward = move.reward if outcome == "graded" else None
-        self.books.ended(attempt.group_id, attempt_id, outcome, move.reward)
+        if evaluated:
+            self.books.evals.ended(attempt_id, outcome)
+        else:
+            self.books.ended(attempt.group_id, attempt_id, outcome, move.reward)
         self.scheduler.attempt_finished(attempt_id, outcome, reward, self.clock)
         try:
             self.scheduler.attempt_finished(attempt_id, outcome, reward, self.clock)
@@ -360,6 +378,10 @@ class World:
         match command:
             case Dispatch():
                 self._dispatch(command)
+            case DispatchEval():
+                self._dispatch_eval(command)
+            case EvalOver():
+                self.books.evals.over(command)
             case CancelAttempt():
                 self.books.cancel(command)
             case StreamAttempt():
@@ -377,9 +399,10 @@ class World:
                 self.fleet.retire(version)
 
     def _load(self, index: int) -> int:
-        return sum(attempt.replica == index for attempt in self.running.values())
+        attempts = [*self.running.values(), *self.evaluating.values()]
+        return sum(attempt.replica == index for attempt in attempts)
 
-    def _dispatch(self, command: Dispatch) -> None:
+    def _place(self, command: Dispatch | DispatchEval) -> None:
         index = command.replica
         eligible = self.fleet.eligible(command.version)
         require(index in eligible, f"replica {index} can run {command.attempt_id}")
@@ -387,6 +410,16 @@ class World:
             self._load(index) == min(self._load(other) for other in eligible),
             f"{command.attempt_id} goes to a least loaded replica",
         )
+
+    def _dispatch_eval(self, command: DispatchEval) -> None:
+        self._place(command)
+        self.books.dispatch_eval(command)
+        life = self.fleet.replicas[command.replica].life
+        self.evaluating[command.attempt_id] = Running("", command.replica, life)
+
+    def _dispatch(self, command: Dispatch) -> None:
+        index = command.replica
+        self._place(command)
         self.books.dispatch(command)
         life = self.fleet.replicas[index].life
         self.running[command.attempt_id] = Running(command.group_id, index, life)
@@ -395,5 +428,5 @@ class World:
         self.books.check()
         self.fleet.check()
         check_scheduler(self.scheduler, self.setting, self.books, self.fleet)
-        if not self.scheduler.done and not any(not move.fault for move in self.moves()):
+        if not self.scheduler.idle and not any(not move.fault for move in self.moves()):
             require(self.hopeless, "something can still happen until the campaign is done")

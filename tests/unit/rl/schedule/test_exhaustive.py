@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from rl.config import ScheduleConfig
+from rl.schedule.evals import NO_EVALS, EvalPlan
 from tests.support.schedule_model.explore import explore
 from tests.support.schedule_model.setting import Faults, Setting, shared_config
 
@@ -29,10 +30,15 @@ class Case:
     states: int
     slots: int = 2
     rewards: tuple[float, ...] = (1.0,)
+    evals: EvalPlan = NO_EVALS
 
 
 THREE_UPDATES = shared_config(3, 2, 2, 1)
 TWO_UPDATES = shared_config(2, 2, 2, 1)
+
+EVERY_VERSION = EvalPlan(frozenset({0, 1, 2}), cells=2, retries=1)
+FIRST = EvalPlan(frozenset({0}), cells=1, retries=1)
+SECOND = EvalPlan(frozenset({1}), cells=2, retries=0)
 
 CASES = [
     Case("nothing_fails", THREE_UPDATES, Faults(), 100),
@@ -75,12 +81,23 @@ CASES = [
         400,
         slots=3,
     ),
+    Case("evaluations", THREE_UPDATES, Faults(), 600, evals=EVERY_VERSION),
+    Case("evaluation_is_masked", TWO_UPDATES, Faults(masks=1), 1_000, evals=EVERY_VERSION),
+    Case("evaluation_is_cancelled", TWO_UPDATES, Faults(cancels=1), 900, evals=EVERY_VERSION),
+    Case("driver_crashes_in_an_evaluation", TWO_UPDATES, Faults(drivers=1), 400, evals=SECOND),
+    Case(
+        "evaluated_version_loses_its_replicas",
+        TWO_UPDATES,
+        Faults(losses=1, failed_loads=1, restarts=1),
+        5_000,
+        evals=FIRST,
+    ),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_interleaving_keeps_the_rules(case: Case) -> None:
-    setting = Setting(case.config, case.slots, replicas=2, rewards=case.rewards)
+    setting = Setting(case.config, case.slots, replicas=2, rewards=case.rewards, evals=case.evals)
     explored = explore(setting, case.faults)
     print(f"{case.name}: {explored}")
     assert explored.states >= case.states

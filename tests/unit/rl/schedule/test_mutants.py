@@ -234,6 +234,41 @@ MUTANTS = [
         "                if group.waiting:\n                    self._abandon(group)\n",
         "                pass\n",
     ),
+    mutant(
+        "evaluation_holds_no_version",
+        "no lease|not retired|nobody holds",
+        "scheduler.py",
+        "            self._leases.acquire(version, _evaluation(version))\n",
+        "            pass\n",
+    ),
+    mutant(
+        "end_of_an_evaluation_is_not_told",
+        "is told|nobody holds",
+        "scheduler.py",
+        "            self._evaluated.append(end)\n",
+        "            pass\n",
+    ),
+    mutant(
+        "evaluations_take_slots_that_are_not_there",
+        "no more attempts than slots",
+        "scheduler.py",
+        "while self.in_flight < self._slots and version in",
+        "while version in",
+    ),
+    mutant(
+        "masked_attempt_of_an_evaluation_is_relaunched_too_often",
+        "is owed an attempt|nothing of an ended|is told",
+        "evals.py",
+        "before < self._plan.retries",
+        "before <= self._plan.retries",
+    ),
+    mutant(
+        "graded_cells_are_evaluated_again",
+        "is owed an attempt|is under evaluation",
+        "evals.py",
+        "if cell not in done]",
+        "]",
+    ),
 ]
 
 
