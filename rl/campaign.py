@@ -63,14 +63,14 @@ class Campaign(Run[CampaignConfig]):
 
     def freeze(self) -> None:
         """Freeze a new campaign; prove that a continued one is what was frozen."""
-        write = verify_frozen if self.directory.frozen.exists() else freeze
-        write(
+        begun = self.directory.frozen.exists()
+        (verify_frozen if begun else freeze)(
             self.directory,
             self.config,
             train=self.tasks.train,
             heldout=self.tasks.heldout,
             model=self.model_pin(),
-            code=self.code,
+            code=self.code if begun else self.keep_source(),
         )
         self.progress.note(f"campaign {self.directory.run_id}, frozen in {self.directory.frozen}")
 

@@ -113,7 +113,7 @@ class Evaluation(Run[ServingConfig]):
                 train=self.trained_on,
                 heldout=tasks,
                 model=model,
-                code=self.code,
+                code=self.keep_source(),
                 kind=self.kind,
                 plan=self.plan,
                 source=self.source,

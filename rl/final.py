@@ -78,6 +78,7 @@ def _config(options: argparse.Namespace) -> CampaignConfig:
 
 def _plan(options: argparse.Namespace) -> int:
     """Validate everything that can be validated without starting anything."""
+    from rl.evidence.frozen import require_distinct
     from rl.plan import plan, plan_lines
     from rl.prepare import check_model, prepare_tasks
     from sandboxes.provider import SandboxProvider
@@ -92,6 +93,7 @@ def _plan(options: argparse.Namespace) -> int:
     SandboxProvider(config.sandbox).preflight()
     model = check_model(config.model)
     tasks = prepare_tasks(config.tasks, options.state)
+    require_distinct(tasks.train, tasks.heldout, config.tasks.near_duplicate)
     if options.json:
         print(json.dumps(plan(config), indent=2))
         return EXIT_OK
@@ -100,7 +102,7 @@ def _plan(options: argparse.Namespace) -> int:
     print(
         f"validated: configuration {options.config or DEFAULT_CONFIG}; model: {model}; "
         f"{len(tasks.train)} training and {len(tasks.heldout)} held-out task packages in "
-        f"{tasks.root}, disjoint by digest. "
+        f"{tasks.root}, disjoint by digest and by instruction. "
         "Nothing was started."
     )
     return EXIT_OK

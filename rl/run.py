@@ -25,9 +25,11 @@ from rl.evidence.layout import CampaignDir
 from rl.evidence.recorder import Recorder
 from rl.evidence.rows import GateResult as GateRow
 from rl.evidence.rows import Gates
+from rl.evidence.snapshot import keep_source, source_tar, tar_sha256
 from rl.prepare import PreparedModel
 from rl.progress import Progress
 from rl.records import TaskRef
+from rl.running import ROOT
 from sandboxes.attempt import AttemptLimits
 from sandboxes.gates import (
     GateResult,
@@ -111,6 +113,12 @@ class Run[ConfigT: ServingConfig](ABC):
             pin=config.revision or config.sha256 or "local files",
             files=self.model.files,
         )
+
+    def keep_source(self) -> CodePin:
+        """Keep the program's sources in the run's directory; the code's pin with their digest."""
+        tar = source_tar(ROOT)
+        keep_source(tar, self.directory.root)
+        return self.code.model_copy(update={"source_sha256": tar_sha256(tar)})
 
     # ---- stages ---------------------------------------------------------
 

@@ -19,6 +19,7 @@ from rl.values import (
     Amount,
     AtLeastTwo,
     Commit,
+    Fraction,
     NonNegative,
     Positive,
     PositiveAmount,
@@ -83,6 +84,11 @@ class TasksConfig(Section):
     train: Positive = Field(description="number of training tasks")
     heldout: Positive = Field(description="number of held-out tasks, disjoint by digest")
     seed: NonNegative = Field(default=0, description="seed of the bank and of the split")
+    near_duplicate: Fraction = Field(
+        default=0.7,
+        description="a held-out task whose instruction is so similar to a training task's, and "
+        "not told apart by name, is refused (docs/statistics.md)",
+    )
 
     @model_validator(mode="after")
     def _path_is_given(self) -> TasksConfig:

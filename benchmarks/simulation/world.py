@@ -28,7 +28,9 @@ from rl.schedule.commands import (
     CancelAttempt,
     Command,
     Dispatch,
+    DispatchEval,
     DropGroup,
+    EvalOver,
     RetireVersion,
     StepUpdate,
     StreamAttempt,
@@ -166,6 +168,8 @@ class World:
         match command:
             case Dispatch():
                 self._dispatch(command)
+            case DispatchEval() | EvalOver():
+                raise ProtocolViolation("an evaluation that no workload asks for")
             case StreamAttempt(_, group_id, _):
                 self._trainer.ahead(group_id)
             case StreamGroup(_, group_id):

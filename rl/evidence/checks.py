@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from rl.config import ScheduleConfig
+from rl.errors import EvidenceError
 from rl.evidence.events import DISPATCH, ENDED
 from rl.evidence.frozen import config_digest
 from rl.evidence.heldout_checks import (
@@ -29,7 +30,9 @@ from rl.evidence.heldout_checks import (
 )
 from rl.evidence.lifecycle import lifecycle_steps
 from rl.evidence.material import Material
+from rl.evidence.near_duplicates import near_duplicates
 from rl.evidence.rows import Finding, GateResult, TrainedGroup
+from rl.evidence.snapshot import SNAPSHOT, kept_sha256
 from rl.records import EpisodeRecord
 
 ORACLE_REWARD: Final = 1.0  # what a task's own solution scores
@@ -46,6 +49,15 @@ def check_frozen(material: Material) -> Iterator[Finding]:
             where="frozen.json config",
             message=f"does not have the digest {frozen.config_digest[:16]} that was frozen",
         )
+    if material.serving is not None:
+        threshold = material.serving.tasks.near_duplicate
+        for pair in near_duplicates(frozen.train, frozen.heldout, threshold):
+            yield Finding(
+                code="near-duplicate",
+                where=f"held-out task {pair.heldout.name}",
+                message=f"has an instruction {pair.similarity:.0%} like that of training task "
+                f"{pair.train.name}; the bound is {threshold:.0%}",
+            )
     trained = {task.digest: task.name for task in frozen.train}
     for task in frozen.heldout:
         if task.digest in trained:
@@ -54,6 +66,21 @@ def check_frozen(material: Material) -> Iterator[Finding]:
                 where=f"held-out task {task.name}",
                 message=f"has the content of training task {trained[task.digest]}",
             )
+
+
+def check_source(material: Material) -> Iterator[Finding]:
+    """The sources in the directory are those that the run was started with."""
+    pinned = material.frozen.code.source_sha256
+    if pinned is None:
+        return
+    try:
+        found = kept_sha256(material.directory.root)
+    except EvidenceError as error:
+        yield Finding(code="source-snapshot", where=error.where, message=error.what)
+        return
+    if found != pinned:
+        said = "missing" if found is None else "not what frozen.json pins"
+        yield Finding(code="source-snapshot", where=SNAPSHOT, message=said)
 
 
 def check_identities(material: Material) -> Iterator[Finding]:
@@ -350,6 +377,7 @@ def check_gates(material: Material) -> Iterator[Finding]:
 
 EVALUATION: Final[tuple[Callable[[Material], Iterator[Finding]], ...]] = (
     check_frozen,
+    check_source,
     check_identities,
     check_endings,
     check_rewards,

@@ -29,6 +29,7 @@ from rl.files import create_exclusive, json_bytes, read_errors, sha256_files
 from rl.records import Record, TaskRef
 from rl.screen_config import ScreenConfig
 
+_SHOWN_PAIRS = 5
 _GIT_TIMEOUT_S = 30.0  # a status of a large tree on a cold disk takes a few seconds
 _RESTORE: Final = "restore it from an archive, or start a new campaign under another --run-id"
 _PACKAGES: Final = (
@@ -61,6 +62,9 @@ class CodePin(Record):
     commit: str | None = Field(description="git commit; None outside a checkout")
     dirty: bool = Field(description="whether the checkout differs from the commit")
     diff_sha256: str | None = Field(default=None, description="of the difference, if dirty")
+    source_sha256: str | None = Field(
+        default=None, description="of the tar in source.tar.zst: every source file; None: not kept"
+    )
     packages: dict[str, str] = Field(description="version by package")
 
 
@@ -149,10 +153,12 @@ def freeze(
     """Write frozen.json.
 
     Raises:
-        ConfigurationError: a task is in both sets, or twice in one.
+        ConfigurationError: a task is in both sets or twice in one, or a held-out one
+            repeats the instruction of a training one.
         EvidenceError: the campaign is frozen already.
     """
     require_disjoint(train, heldout)
+    require_distinct(train, heldout, config.tasks.near_duplicate)
     frozen = Frozen(
         kind=kind,
         plan=plan,
@@ -256,6 +262,32 @@ def require_disjoint(train: Sequence[TaskRef], heldout: Sequence[TaskRef]) -> No
                     else "remove one of them",
                 )
             seen[task.digest] = f"{kind} task '{task.name}'"
+
+
+def require_distinct(
+    train: Sequence[TaskRef], heldout: Sequence[TaskRef], threshold: float
+) -> None:
+    """Refuse held-out tasks whose instruction is a training task's with light edits.
+
+    Raises:
+        ConfigurationError: naming the pairs.
+    """
+    from rl.evidence.near_duplicates import near_duplicates
+
+    found = near_duplicates(train, heldout, threshold)
+    if found:
+        pairs = [
+            f"'{pair.heldout.name}' and '{pair.train.name}' ({pair.similarity:.0%} alike)"
+            for pair in found[:_SHOWN_PAIRS]
+        ]
+        if len(found) > len(pairs):
+            pairs.append(f"and {len(found) - len(pairs)} more")
+        raise ConfigurationError(
+            "\n  - ".join(["held-out tasks repeat instructions of training tasks:", *pairs]),
+            "tasks",
+            "leave one of each pair out; or, if their names or files tell them apart, give "
+            "them a metadata.family, or raise tasks.near_duplicate",
+        )
 
 
 def config_digest(config: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 Invariants:
 - A cohort is fixed by its code: the same names, in the same order, with the same
   digests on every machine.  A test pins a fingerprint of each.
-- Its packages differ by digest and by instruction.
+- Its packages differ by digest and by instruction, from those of the cohort that it is
+  apart from, too.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ class Cohort:
         name: what commands call it.
         seed: which tasks.
         per_family: how many packages each family of a tier gives.
+        first: number of each family's first package in its name.
+        apart_from: the cohort whose tasks it does not repeat, if there is one.
     """
 
     name: str
     seed: int
     per_family: tuple[tuple[int, int], ...]
+    first: int = 0
+    apart_from: Cohort | None = None
 
     def tasks(self) -> tuple[CohortTask, ...]:
         """What it consists of, in its order; nothing is written."""
@@ -57,10 +62,11 @@ class Cohort:
 
 @functools.cache
 def _packages(cohort: Cohort) -> tuple[BankPackage, ...]:
-    seen: set[str] = set()
+    other = () if cohort.apart_from is None else _packages(cohort.apart_from)
+    seen = {package.instruction for package in other}
     counts = dict(cohort.per_family)
     return tuple(
-        draw_package(family, cohort.seed, turn, turn, seen)
+        draw_package(family, cohort.seed, cohort.first + turn, turn, seen)
         for family in FAMILIES.values()
         for turn in range(counts.get(family.tier, 0))
     )
@@ -69,4 +75,9 @@ def _packages(cohort: Cohort) -> tuple[BankPackage, ...]:
 # 6 families of tier 1, 7 of tier 2 and 10 of tier 3: 24 + 42 + 50 = 116 packages.
 SCREEN116 = Cohort("screen116", seed=116, per_family=((1, 4), (2, 6), (3, 5)))
 
-COHORTS: dict[str, Cohort] = {SCREEN116.name: SCREEN116}
+# As many again that are new: 18 + 42 + 40 = 100 packages.
+SCREEN100 = Cohort(
+    "screen100", seed=100, per_family=((1, 3), (2, 6), (3, 4)), first=100, apart_from=SCREEN116
+)
+
+COHORTS: dict[str, Cohort] = {cohort.name: cohort for cohort in (SCREEN116, SCREEN100)}

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from rl.config import CampaignConfig
 from rl.config_file import describe, load_config, parse_config, read_toml
 from rl.errors import ConfigurationError, TaskPackageError
+from rl.screen_config import ScreenConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("*.toml"))
@@ -381,6 +382,7 @@ SWITCHES = (
     "trainer.shard_base",
     "trainer.streaming",
     "trainer.prime.compile",
+    "eval.at_start",
 )
 
 
@@ -397,3 +399,54 @@ def test_shipped_configuration_parses(path: Path) -> None:
     config = load_config(path)
     assert isinstance(config, CampaignConfig)
     assert config.engine.kind == "vllm"
+
+
+EVALUATED = {"eval": {"interval": 2, "tasks": 2}}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "screen").glob("*.toml")), ids=str)
+def test_shipped_screens_parse(path: Path) -> None:
+    config = load_config(path, model=ScreenConfig)
+    assert config.lora_rank is None
+    assert config.episodes.concurrency >= config.screen.shards
+
+
+def test_the_reference_screen_has_the_published_numbers() -> None:
+    config = load_config(ROOT / "configs" / "screen" / "screen116.toml", model=ScreenConfig)
+    assert (config.tasks.cohort, config.screen.shards, config.screen.attempts) == (
+        "screen116",
+        4,
+        8,
+    )
+    assert config.episodes.concurrency // config.screen.shards == 64
+    assert (config.tasks.train, config.tasks.heldout) == (80, 23)
+
+
+def test_versions_are_evaluated_by_interval_but_not_the_last() -> None:
+    base = {**VALID, "engine": {**VALID["engine"], "max_loras": 3}}
+    config = parse_config({**base, **EVALUATED}, where="c.toml")
+    updates = config.schedule.updates
+    assert config.eval_versions == tuple(range(2, updates, 2))
+    started = {"eval": {"interval": 2, "at_start": True}}
+    assert parse_config({**base, **started}, where="c.toml").eval_versions[0] == 0
+    assert parse_config(base, where="c.toml").eval_versions == ()
+
+
+def test_an_evaluated_version_needs_a_slot_for_its_adapter() -> None:
+    error = refusal({**VALID, **EVALUATED})
+    assert "engine.max_loras must be at least schedule.max_staleness + 2" in error.what
+
+
+def test_a_screens_bounds_are_in_order() -> None:
+    path = ROOT / "configs" / "screen" / "local.toml"
+    with pytest.raises(ConfigurationError, match="low may not exceed high"):
+        load_config(path, {"screen.low": 0.9, "screen.high": 0.1}, model=ScreenConfig)
+    with pytest.raises(ConfigurationError, match=r"screen\.shards may not exceed"):
+        load_config(path, {"screen.shards": 9}, model=ScreenConfig)
+    with pytest.raises(ConfigurationError, match="did you mean 'attempts'"):
+        load_config(path, {"screen.attempt": 9}, model=ScreenConfig)
+
+
+def test_a_split_needs_tasks_that_are_given() -> None:
+    tasks = {**VALID["tasks"], "split": "selection.json"}
+    assert "split is given only when" in refusal({**VALID, "tasks": tasks}).what

@@ -17,7 +17,7 @@ from rl.evidence.store_text import amount, size
 from tests.unit.rl.evidence.synthetic import build
 
 ROOT = Path(__file__).resolve().parents[3]
-PRICES = ROOT / "configs" / "prices.toml"
+PRICES = ROOT / "configs" / "billing" / "prices.toml"
 
 
 @pytest.fixture(scope="module")

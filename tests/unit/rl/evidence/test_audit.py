@@ -34,7 +34,9 @@ def edit_trace(path: Path, change: Callable[[Rows], object]) -> None:
     rows = [json.loads(frame.data) for frame in read_frames(path)]
     change(rows)
     compressor = zstandard.ZstdCompressor(write_checksum=True)
-    path.write_bytes(b"".join(compressor.compress(f"{json.dumps(r)}\n".encode()) for r in rows))
+    # As the records are written, so that a row that is not edited stays the same to the byte.
+    lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in rows]
+    path.write_bytes(b"".join(compressor.compress(f"{line}\n".encode()) for line in lines))
 
 
 def edit_lines(path: Path, change: Callable[[Rows], object]) -> None:

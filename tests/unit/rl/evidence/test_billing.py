@@ -179,7 +179,7 @@ def test_a_run_that_was_never_frozen_is_refused(tmp_path: Path) -> None:
 
 
 def test_shipped_prices_parse() -> None:
-    prices = load_prices(ROOT / "configs" / "prices.toml")
+    prices = load_prices(ROOT / "configs" / "billing" / "prices.toml")
     assert prices.modal.gpus["H100"] == 0.001097
     assert prices.modal.sandbox.core_second == 0.00003942
 

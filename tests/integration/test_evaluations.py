@@ -1,0 +1,133 @@
+"""Evaluations during training and after it, and probes, with the scripted engine."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rl.evidence.layout import CampaignDir
+from tests.support.campaigns import (
+    SYSTEM,
+    events,
+    processes_naming,
+    run_final,
+    small_config,
+    write_config,
+)
+from tests.support.screens import run_command
+from tests.support.tiny_model import make_tiny_model
+
+REPLIES = ["```bash\nmkdir -p a\n```", "```bash\nls\n```"]
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state directory of a campaign whose versions 0 and 2 were evaluated on the way."""
+    folder = tmp_path_factory.mktemp("evaluations")
+    settings = small_config(
+        make_tiny_model(folder / "model", [SYSTEM, *REPLIES]),
+        engine={
+            "kind": "scripted",
+            "scripted": {"replies": REPLIES, "latency_s": 0.1},
+            "max_loras": 3,
+        },
+        schedule={"updates": 3},
+        checkpoints={"updates": [1, 2, 3]},
+        eval={"interval": 2, "at_start": True, "attempts": 2, "tasks": 3},
+    )
+    config = write_config(folder / "small.toml", settings)
+    arguments = ("--config", str(config), "--state", str(folder), "--run-id", "trained")
+    done = run_final(*arguments, "--no-dashboard")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_versions_are_evaluated_on_the_way(state: Path) -> None:
+    directory = CampaignDir(state / "campaigns" / "trained")
+    records = list(directory.episodes("eval"))
+    assert Counter(record.arm for record in records) == {"update0": 6, "update2": 6}
+    weights = {row.update: row.adapter_sha256 for row in directory.update_rows().read()}
+    assert {r.adapter_sha256 for r in records if r.version == 2} == {weights[2]}
+    trained = {
+        attempt
+        for row in directory.update_rows().read()
+        for group in row.groups
+        for attempt in group.attempt_ids
+    }
+    assert not trained & {record.attempt_id for record in records}
+    over = [row["fields"] for row in events(directory.root) if row["kind"] == "eval_over"]
+    assert [(row["version"], row["graded"], row["reason"]) for row in over] == [
+        (0, 6, ""),
+        (2, 6, ""),
+    ]
+    assert json.loads(directory.audit.read_text())["findings"] == []
+    summary = json.loads(directory.summary.read_text())
+    assert [arm["version"] for arm in summary["evals"]] == [0, 2]
+
+
+def test_updates_of_a_campaign_are_evaluated_afterwards(state: Path) -> None:
+    arguments = ("trained", "--update", "1", "--update", "3", "--attempts", "2", "--tasks", "3")
+    done = run_command(
+        "rl.heldout", *arguments, "--state", str(state), "--run-id", "after", "--no-dashboard"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    directory = CampaignDir(state / "heldout" / "after")
+    records = list(directory.episodes("heldout"))
+    assert Counter(record.arm for record in records) == {"base": 6, "step1": 6, "step3": 6}
+    for replica in (0, 1):  # every shard: base, then older, then newer weights
+        arms = [str(record.arm) for record in records if record.replica == replica]
+        assert arms == sorted(arms)
+    audit = json.loads(directory.audit.read_text())
+    assert audit["findings"] == []
+    assert audit["checked"]["arms"] == 3
+    stopped = [row["fields"] for row in events(directory.root) if row["kind"] == "stopped"]
+    assert stopped == [{"problems": [], "left": []}]
+    assert processes_naming(str(state)) == []
+
+    again = run_command("rl.heldout", "--resume", "after", "--state", str(state), "--no-dashboard")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert len(list(directory.episodes("heldout"))) == 18, "a complete one is not repeated"
+
+
+def test_a_probe_is_repeated_from_its_record(state: Path) -> None:
+    probe = ("--campaign", "trained", "--tasks", "2", "--attempts", "2", "--state", str(state))
+    first = run_command("rl.probe", *probe, "--run-id", "one", "--no-dashboard")
+    assert first.returncode == 0, first.stdout + first.stderr
+    for word in ("generate", "sampled tokens", "stop reasons", "exit codes"):
+        assert word in first.stdout
+    second = run_command(
+        "rl.probe", "--repeat", "one", "--state", str(state), "--run-id", "two", "--no-dashboard"
+    )
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "repeated: 8 of 8 attempts sampled the same tokens as one" in second.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("rl.heldout", "nobody"), "no campaign 'nobody'"),
+        (("rl.heldout", "trained", "--update", "9"), "no checkpoint of update 9"),
+        (("rl.heldout", "trained", "--shards", "5"), "5 shards"),
+        (("rl.heldout", "trained", "--set", "engine.replica=1"), "did you mean 'replicas'"),
+        (("rl.heldout", "--resume", "x", "--attempts", "3"), "can't be combined with --resume"),
+        (("rl.probe", "--campaign", "trained", "--tasks", "99"), "99 tasks are wanted"),
+        (
+            ("rl.probe", "--campaign", "trained", "--families", "cooking"),
+            "unknown family 'cooking'",
+        ),
+        (("rl.probe", "--repeat", "none"), "none"),
+        (("rl.screen", "--select", "none"), "none"),
+        (("rl.screen", "--low", "0.1"), "goes with --select"),
+        (("rl.screen", "--config", "configs/local.toml"), "unknown key 'schedule'"),
+    ],
+)
+def test_wrong_input_gets_one_message(state: Path, arguments: tuple[str, ...], said: str) -> None:
+    before = sorted(path.name for path in state.iterdir())
+    done = run_command(*arguments, "--state", str(state))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in state.iterdir()) == before
