@@ -103,6 +103,7 @@ def render(evidence: Evidence, summary: Summary) -> str:
         few_tasks=_too_few_tasks(summary),
         arm_chart=_arm_chart(summary),
         reward_chart=_reward_chart(evidence, summary),
+        eval_chart=_eval_chart(summary),
         seconds_chart=_seconds_chart(evidence),
         staleness_chart=_staleness_chart(summary),
         stages=_stages(evidence),
@@ -209,6 +210,26 @@ def _reward_chart(evidence: Evidence, summary: Summary) -> Markup | None:
         x_axis="update",
         y_axis="mean reward",
     )
+
+
+def _eval_chart(summary: Summary) -> Markup | None:
+    """Held-out pass rate of the versions that were evaluated during training."""
+    if not summary.evals:
+        return None
+    points = [
+        charts.Point(
+            arm.version,
+            arm.pass_rate,
+            arm.interval.low,
+            arm.interval.high,
+            f"version {arm.version}: {arm.solved} of {arm.attempts} solved, "
+            f"{percent(arm.pass_rate)}, 95% interval {percent(arm.interval.low)} to "
+            f"{percent(arm.interval.high)}",
+        )
+        for arm in summary.evals
+    ]
+    label = "Held-out pass rate of versions evaluated during training"
+    return charts.curve(points, [], label=label, x_axis="version", y_axis="pass rate")
 
 
 def _level(end: RewardEnd, updates: Sequence[int]) -> charts.Level:

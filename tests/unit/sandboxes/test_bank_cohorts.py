@@ -24,6 +24,7 @@ COHORT = COHORTS["screen116"]
 # Of the names and content digests below; each changes exactly when the cohort does.
 FROZEN = "f1b50e4f50cb392af943ab690c64039207259c4fc10a75eae185561e6b1079d7"
 FROZEN_SPLIT = "0930713a81fa8913ed4e31cb9d67ad7fcd6171c7b5bd1828ee6fc0988bc13377"
+FROZEN_NEW = "2a258c43619a613ee910c307b1d25b27f088a30281b18744b446fec898559385"
 PRINT = """
 from sandboxes.bank.cohorts import COHORTS
 for task in COHORTS["screen116"].tasks():
@@ -50,6 +51,15 @@ def tasks(root: Path) -> list[TaskRef]:
 def test_listing_is_frozen() -> None:
     lines = [f"{task.name} {task.digest}" for task in COHORT.tasks()]
     assert _fingerprint(lines) == FROZEN
+
+
+def test_the_new_cohort_is_frozen_and_repeats_nothing() -> None:
+    new = COHORTS["screen100"].tasks()
+    assert _fingerprint([f"{task.name} {task.digest}" for task in new]) == FROZEN_NEW
+    assert Counter(task.tier for task in new) == {1: 18, 2: 42, 3: 40}
+    old = COHORT.tasks()
+    assert not {task.digest for task in new} & {task.digest for task in old}
+    assert not {task.name for task in new} & {task.name for task in old}
 
 
 def test_listing_is_that_of_another_process_with_another_hash_seed(project_root: Path) -> None:

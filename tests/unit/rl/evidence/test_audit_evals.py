@@ -12,6 +12,7 @@ import pytest
 from rl.evidence.audit import audit
 from rl.evidence.events import EVAL_OVER, EventLog
 from rl.evidence.layout import CampaignDir
+from rl.evidence.report import render
 from rl.evidence.rows import eval_arm
 from rl.evidence.summary import load_evidence, summarize
 from rl.evidence.traces import TraceWriter
@@ -64,6 +65,13 @@ def test_a_clean_campaign_with_evaluations_has_no_findings(campaign: CampaignDir
     assert result.checked["evaluation episodes"] == 8
     rates = [(arm.version, arm.pass_rate) for arm in summarize(load_evidence(campaign)).evals]
     assert rates == [(2, 0.0), (4, 1.0)]
+
+
+def test_the_report_shows_the_curve(campaign: CampaignDir) -> None:
+    evidence = load_evidence(campaign)
+    page = render(evidence, summarize(evidence))
+    assert "Held-out pass rate on the way" in page
+    assert "version 4: 4 of 4 solved, 100%" in page
 
 
 def on_eval(index: int, **fields: Any) -> Callable[[CampaignDir], None]:
