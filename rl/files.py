@@ -131,7 +131,7 @@ def disk_errors(path: Path) -> Generator[None]:
             raise InfrastructureError(
                 "no space left on the device",
                 str(path),
-                "free some disk space, then run the same command with --resume",
+                "free some disk space, then run the same command again, a campaign with --resume",
             ) from error
         raise InfrastructureError(
             f"cannot be written: {error.strerror or error}",

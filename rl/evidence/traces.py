@@ -176,6 +176,14 @@ def parse_record(frame: Frame, path: Path) -> EpisodeRecord:
     Raises:
         EvidenceError: its version is unknown, or it is no valid record.
     """
+    problem = "it has no schema_version"
+    try:
+        record = EpisodeRecord.model_validate_json(frame.data)
+    except ValidationError as error:
+        problem = first_problem(error)
+    else:
+        if "schema_version" in record.model_fields_set:  # by default it would be the present one
+            return record
     where = f"{path} record {frame.index + 1}"
     try:
         raw = from_json(frame.data)
@@ -188,11 +196,7 @@ def parse_record(frame: Frame, path: Path) -> EpisodeRecord:
             where,
             "read it with the version of the project that wrote it",
         )
-    try:
-        return EpisodeRecord.model_validate_json(frame.data)
-    except ValidationError as error:
-        what = f"not a valid episode record: {first_problem(error)}"
-        raise EvidenceError(what, where, _RESTORE) from None
+    raise EvidenceError(f"not a valid episode record: {problem}", where, _RESTORE)
 
 
 def repair(path: Path) -> int:

@@ -18,6 +18,7 @@ from rl.evidence.layout import CampaignDir
 from rl.evidence.selection import read_selection
 from rl.prepare import prepare_all, prepare_tasks
 from rl.records import TaskRef
+from sandboxes.bank import write_bank
 from sandboxes.gates import GateReport, GateResult, save_report
 from tests.support.campaigns import ROOT, environment, events, processes_naming, write_config
 from tests.support.screens import run_command, screen_config
@@ -121,3 +122,18 @@ def test_nothing_is_started_without_the_gates(tmp_path: Path) -> None:
     assert f"python -m rl.gate {root}" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "screens").exists()
+
+
+def test_any_folder_of_packages_can_be_screened(tmp_path: Path) -> None:
+    folder = tmp_path / "their packages"
+    write_bank(folder, (), 6, 0)
+    for package in folder.iterdir():  # as others' packages have no family
+        config = package / "task.toml"
+        lines = config.read_text(encoding="utf-8").splitlines()
+        config.write_text("\n".join(line for line in lines if not line.startswith("family")))
+    arguments = ("--from", str(folder), "--state", str(tmp_path / "state"), "--plan", "--json")
+    done = run_command("rl.screen", *arguments)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["tasks"], plan["shards"], plan["attempts"]) == (6, [3, 3], 48)
+    assert not (tmp_path / "state" / "screens").exists()

@@ -26,10 +26,10 @@ from rl.evidence.dataset.messages import (
     opening_length,
     without_rejected_summaries,
 )
-from rl.evidence.dataset.rows import Row, Source, read_record
+from rl.evidence.dataset.rows import Row, Source
 from rl.evidence.dataset.scrub import Scrubber
 from rl.evidence.stats import solved
-from rl.evidence.traces import Frame, read_frames
+from rl.evidence.traces import Frame, parse_record, read_frames
 from rl.files import read_errors
 from rl.records import EpisodeRecord
 
@@ -82,7 +82,7 @@ def _indexed(source: Source) -> dict[str, _Group]:
     groups: defaultdict[str, _Group] = defaultdict(_Group)
     path = source.directory.trace("train")
     for frame in read_frames(path):
-        record = read_record(frame, path)
+        record = parse_record(frame, path)
         if len({turn.branch for turn in record.turns}) == 1:
             group = groups[record.group_id]
             side = group.solved if solved(record) else group.others
@@ -155,4 +155,4 @@ def _read(source: Source, place: Frame) -> EpisodeRecord:
         file.seek(place.offset)
         frame = file.read(place.end - place.offset)
     data = zstandard.ZstdDecompressor().decompressobj().decompress(frame)
-    return read_record(Frame(place.index, place.offset, place.end, data), path)
+    return parse_record(Frame(place.index, place.offset, place.end, data), path)

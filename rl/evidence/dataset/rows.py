@@ -16,8 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from rl.agent_config import AgentConfig
 from rl.errors import EvidenceError
 from rl.evidence.dataset.messages import episode_messages
@@ -26,7 +24,7 @@ from rl.evidence.dataset.scrub import Scrubber
 from rl.evidence.frozen import Frozen, load_frozen
 from rl.evidence.layout import STAGES, CampaignDir
 from rl.evidence.stats import solved
-from rl.evidence.traces import Frame, parse_record, read_frames
+from rl.evidence.traces import parse_record, read_frames
 from rl.records import EpisodeRecord, Stage, TaskRef
 
 Row = dict[str, Any]
@@ -150,18 +148,8 @@ class Source:
         }
 
 
-def read_record(frame: Frame, path: Path) -> EpisodeRecord:
-    """`parse_record`, which looks at the JSON a second time only to say what is wrong."""
-    try:
-        record = EpisodeRecord.model_validate_json(frame.data)
-    except ValidationError:
-        return parse_record(frame, path)
-    # A record that names no version would get the present one: refuse it as well.
-    return record if "schema_version" in record.model_fields_set else parse_record(frame, path)
-
-
 def _records(path: Path) -> Iterator[EpisodeRecord]:
-    return (read_record(frame, path) for frame in read_frames(path))
+    return (parse_record(frame, path) for frame in read_frames(path))
 
 
 def scrub_row(row: Row, scrubber: Scrubber) -> Counter[str]:
