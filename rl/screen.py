@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rl.config_file import load_config
 from rl.errors import EXIT_OK, ConfigurationError, Interrupted, run_command
@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 MODULE = "rl.screen"
 DEFAULT_CONFIG = Path("configs/screen/local.toml")
 SELECTION = "selection.json"
+# What a configuration may say of its own source, which another one takes the place of.
+_NO_SOURCE: dict[str, Any] = {
+    f"tasks.{key}": value
+    for key, value in {"path": None, "cohort": None, "families": (), "split": None}.items()
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,9 +107,9 @@ def _wanted(options: argparse.Namespace) -> Wanted:
 
     given = overrides(options)
     if options.cohort is not None:
-        given |= {"tasks.source": "cohort", "tasks.cohort": options.cohort}
+        given |= _NO_SOURCE | {"tasks.source": "cohort", "tasks.cohort": options.cohort}
     if options.folder is not None:
-        given |= {"tasks.source": "path", "tasks.path": str(options.folder)}
+        given |= _NO_SOURCE | {"tasks.source": "path", "tasks.path": str(options.folder)}
     config = load_config(options.config or DEFAULT_CONFIG, given, model=ScreenConfig)
     root, tasks = prepare_all(config.tasks, options.state)
     tasks = chosen(tasks, options.families, options.tasks)

@@ -56,7 +56,7 @@ class Source:
         return cls(
             directory=directory,
             frozen=frozen,
-            agent=frozen.campaign_config().agent,
+            agent=frozen.serving_config().agent,
             tasks={
                 "train": {task.digest: task for task in frozen.train},
                 "eval": {task.digest: task for task in frozen.heldout},

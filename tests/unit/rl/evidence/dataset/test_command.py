@@ -12,6 +12,7 @@ from rl.errors import run_command
 from rl.evidence.dataset import chat_sets, writing
 from tests.unit.rl.evidence import synthetic
 from tests.unit.rl.evidence.dataset.material import json_rows
+from tests.unit.rl.evidence.evaluations import build_screen
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,15 @@ def test_build_then_verify(
     assert "extra-file: extra: is not in the manifest\n" in capsys.readouterr().out
     assert code_of(["verify", str(out), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["findings"][0]["code"] == "extra-file"
+
+
+def test_a_screen_is_exported_as_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert code_of(["build", str(build_screen(tmp_path).root), "--out", str(out)]) == 0
+    assert "episodes     eval 32 rows" in capsys.readouterr().out
+    assert code_of(["verify", str(out)]) == 0
 
 
 def test_options_reach_the_export(
