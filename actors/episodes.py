@@ -137,7 +137,9 @@ class EpisodeWorker:
         async def agent(shell: Shell, deadline: float) -> AgentResult:
             return await self._agent(spec).run(spec.task.instruction, shell, deadline)
 
-        result = await run_attempt(package, self._provider, agent, self._limits(), spec.attempt_id)
+        result = await run_attempt(
+            package, self._provider, agent, AttemptLimits.of(self._config), spec.attempt_id
+        )
         return _record(spec, started, result)
 
     def _agent(self, spec: AttemptSpec) -> BashAgent:
@@ -159,15 +161,6 @@ class EpisodeWorker:
             return Generated(done.token_ids, done.logprobs, done.finish_reason)
 
         return BashAgent(self._chat, config.agent, generate, config.engine.max_model_len)
-
-    def _limits(self) -> AttemptLimits:
-        config = self._config
-        return AttemptLimits(
-            deadline_s=config.episodes.deadline_s,
-            create_s=config.sandbox.create_timeout_s,
-            verifier_s=config.episodes.verifier_timeout_s,
-            stop_s=config.sandbox.stop_timeout_s,
-        )
 
     def _package(self, task: TaskRef) -> TaskPackage:
         """The task's package, loaded and checked against its digest once."""

@@ -140,7 +140,7 @@ class Run[ConfigT: ServingConfig](ABC):
         await gate_all(
             packages,
             self._provider(),
-            self._gate_limits(),
+            AttemptLimits.of(self.config),
             concurrency=min(GATES_AT_ONCE, self.config.episodes.concurrency),
             done=report.results,
             on_result=keep,
@@ -224,15 +224,6 @@ class Run[ConfigT: ServingConfig](ABC):
     def _provider(self) -> SandboxProvider:
         limit = lifetime(self.config.episodes.deadline_s)
         return SandboxProvider(self.config.sandbox, limit, self.directory.run_id)
-
-    def _gate_limits(self) -> AttemptLimits:
-        config = self.config
-        return AttemptLimits(
-            deadline_s=config.episodes.deadline_s,
-            create_s=config.sandbox.create_timeout_s,
-            verifier_s=config.episodes.verifier_timeout_s,
-            stop_s=config.sandbox.stop_timeout_s,
-        )
 
     def _packages(self, tasks: Sequence[TaskRef]) -> list[TaskPackage]:
         packages = [load_package(self.task_root / task.path, task.name) for task in tasks]

@@ -26,6 +26,7 @@ from harbor.environments.base import BaseEnvironment
 from rl.agent.shell import Shell
 from rl.errors import DeadlineExceeded, InfrastructureError, SandboxError
 from rl.records import Failure
+from rl.serving_config import ServingConfig
 from sandboxes.grading import Grade, grade
 from sandboxes.separate import grade_separately
 from sandboxes.tasks import TaskPackage
@@ -59,6 +60,16 @@ class AttemptLimits:
     create_s: float
     verifier_s: float
     stop_s: float
+
+    @classmethod
+    def of(cls, config: ServingConfig) -> AttemptLimits:
+        """Those of a run's configuration."""
+        return cls(
+            deadline_s=config.episodes.deadline_s,
+            create_s=config.sandbox.create_timeout_s,
+            verifier_s=config.episodes.verifier_timeout_s,
+            stop_s=config.sandbox.stop_timeout_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
