@@ -17,17 +17,22 @@ def main(argv: list[str]) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m rl.audit",
-        description="Re-derive a campaign's claims from its raw traces and name what does "
-        "not hold. Needs nothing but the campaign's directory, and changes nothing.",
+        description="Derive every claim of a campaign, evaluation, screen or probe again from "
+        "its raw traces, and name what does not hold. Needs nothing but the run's directory, and "
+        "changes nothing.",
+        epilog="Exit code 0: everything holds. 2: there are findings, or it can't be read.",
     )
-    parser.add_argument("campaign", type=Path, help="directory of the campaign")
+    parser.add_argument("campaign", type=Path, help="directory of the run, wherever it lies")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(argv)
 
     from rl.evidence.audit import audit
     from rl.evidence.layout import open_path
+    from rl.selection import check_selection
 
-    result = audit(open_path(options.campaign))
+    directory = open_path(options.campaign)
+    result = audit(directory)
+    result = result.model_copy(update={"findings": [*result.findings, *check_selection(directory)]})
     if options.json:
         print(result.model_dump_json(indent=2))
     else:

@@ -18,7 +18,7 @@ from actors.training import TrainingLoop
 from rl.config import CampaignConfig
 from rl.errors import EvidenceError
 from rl.evidence.audit import audit
-from rl.evidence.events import STAGE_DONE
+from rl.evidence.events import REPORTED, STAGE_DONE
 from rl.evidence.frozen import freeze, heldout_plan, load_frozen, verify_frozen
 from rl.evidence.layout import CampaignDir
 from rl.evidence.rows import BASE_ARM, ArmPin, Arms
@@ -191,6 +191,7 @@ class Campaign(Run[CampaignConfig]):
         result = audit(self.directory)
         findings = result.findings
         write_json(self.directory.audit, result)
+        self.recorder.events.append(REPORTED)
         summary = summarize(load_evidence(self.directory))
         write_json(self.directory.summary, summary)
         write_report(self.directory)
@@ -277,6 +278,7 @@ class Campaign(Run[CampaignConfig]):
                 "restore the checkpoint that it began with, or start a new campaign",
             )
         self.directory.write_arms(arms)
+        self.recorder.pinned(self.directory.arms)
 
 
 def frozen_config(directory: CampaignDir) -> CampaignConfig:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from rl.config import CampaignConfig
 from rl.errors import ConfigurationError
+from rl.screen_config import ScreenConfig
 
 _INTEGER_BITS = 63  # and a sign: what TOML promises to hold
 _SHOWN_CHARACTERS = 100  # of a wrong value in a message: enough to find it in the file
@@ -105,9 +106,10 @@ def parse_config[T: BaseModel](
         return model.model_validate(data)
     except ValidationError as error:
         lines = [_explain(item, model) for item in error.errors()]
+        lister = "rl.screen" if model is ScreenConfig else "rl.final"
         what = lines[0] if len(lines) == 1 else "\n  - ".join(["several keys are wrong", *lines])
         raise ConfigurationError(
-            what, where, "correct the file; `python -m rl.final --describe-config` lists every key"
+            what, where, f"correct it there; `python -m {lister} --describe-config` lists every key"
         ) from None
 
 

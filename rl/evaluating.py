@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from rl.running import ROOT, continuing, run_until_signal
 if TYPE_CHECKING:
     from rl.evidence.frozen import EvaluationPlan, Frozen, RunKind
     from rl.evidence.layout import CampaignDir
+    from rl.prepare import PreparedModel
 
 FOLDERS = {"heldout": "heldout", "screen": "screens", "probe": "probes"}
 GATE_REPORT = Path("gates/report.json")
@@ -41,6 +42,7 @@ class Wanted:
         adapters: by arm name, beside the base model.
         source: the run that the adapters are of.
         trained_on: the tasks that they were trained on.
+        model_files: sha256 by file of the base model that they belong to, if that is known.
     """
 
     kind: RunKind
@@ -51,6 +53,7 @@ class Wanted:
     adapters: dict[str, AdapterBytes] = field(default_factory=dict[str, AdapterBytes])
     source: str = ""
     trained_on: Sequence[TaskRef] = ()
+    model_files: Mapping[str, str] | None = None
 
 
 def run_evaluation(options: argparse.Namespace, module: str, wanted: Wanted) -> CampaignDir:
@@ -71,6 +74,7 @@ def run_evaluation(options: argparse.Namespace, module: str, wanted: Wanted) -> 
     with Progress(stderr=options.json) as progress:
         progress.stage("prepare", f"model {config.model.name}, {len(wanted.tasks)} task packages")
         model = prepare_model(config.model, options.state)
+        _require_model(model, wanted)
         code = pin_code(ROOT)
         root = folder_of(options.state, wanted.kind)
         run_id = options.resume or options.run_id or new_run_id(f"{config.name}-{wanted.kind}")
@@ -102,6 +106,17 @@ def run_evaluation(options: argparse.Namespace, module: str, wanted: Wanted) -> 
     return directory
 
 
+def _require_model(model: PreparedModel, wanted: Wanted) -> None:
+    """An adapter is served over the very base model that it was trained over."""
+    for name, digest in (wanted.model_files or {}).items():
+        if model.files.get(name) != digest:
+            raise EvidenceError(
+                f"is not the base model that {wanted.source} was trained over",
+                str(model.path / name),
+                "restore it, or prepare it again: python -m rl.prepare model",
+            )
+
+
 def resumed(options: argparse.Namespace, kind: RunKind) -> Wanted:
     """What a frozen evaluation of this kind was begun with.
 
@@ -114,6 +129,10 @@ def resumed(options: argparse.Namespace, kind: RunKind) -> Wanted:
 
     directory = frozen_directory(options, kind)
     frozen = load_frozen(directory)
+    if frozen.kind != kind:
+        raise ConfigurationError(
+            f"is a {frozen.kind}, and no {kind}", str(directory.root), "name a run of its own kind"
+        )
     return Wanted(
         kind=kind,
         config=frozen.serving_config(),

@@ -22,7 +22,7 @@ from rl.config import ServingConfig
 from rl.errors import EvidenceError
 from rl.evidence.audit import audit
 from rl.evidence.evaluation import EvaluationSummary, evaluation_lines, summarize_evaluation
-from rl.evidence.events import COUNTERS, STAGE_DONE
+from rl.evidence.events import COUNTERS, REPORTED, STAGE_DONE
 from rl.evidence.frozen import EvaluationPlan, RunKind, freeze, verify_frozen
 from rl.evidence.layout import CampaignDir
 from rl.evidence.rows import BASE_ARM, ArmPin, Arms
@@ -128,6 +128,7 @@ class Evaluation(Run[ServingConfig]):
             self.progress.note(f"continuing: {lost} attempts were lost with the driver")
         await self._reap()
         await self._keep_gates(self.tasks)
+        self.recorder.pinned(self.directory.arms)
         async with self.recorder.lifecycle.step("start", self.config.limits.start_s):
             self._stage("start", f"{self.config.engine.replicas} replicas and episode workers")
             await self._connect()
@@ -179,6 +180,7 @@ class Evaluation(Run[ServingConfig]):
         self.recorder.events.stage(STAGE_DONE)
         result = audit(self.directory)
         write_json(self.directory.audit, result)
+        self.recorder.events.append(REPORTED)
         summary = summarize_evaluation(self.directory)
         write_json(self.directory.summary, summary)
         self.progress.stage("done")

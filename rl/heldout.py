@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rl.records import AdapterBytes
 
 MODULE = "rl.heldout"
+_OF_CAMPAIGN = ("model", "tasks", "trainer", "schedule", "name")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,7 +76,8 @@ def main(argv: list[str]) -> int:
             show_plan(options, wanted)
         else:
             directory = run_evaluation(options, MODULE, wanted)
-            print(f"evaluation: {directory.root}")
+            if not options.json:
+                print(f"evaluation: {directory.root}")
     except KeyboardInterrupt:
         raise Interrupted("stopped while preparing", remedy="run the same command again") from None
     return EXIT_OK
@@ -87,7 +89,14 @@ def _wanted(options: argparse.Namespace) -> Wanted:
     campaign = find_campaign(options.campaign, options.state)
     frozen = load_frozen(campaign)
     config = with_overrides(frozen, options)
-    tasks = frozen.heldout[: _bounded(options.tasks, config.heldout_tasks, "--tasks")]
+    count = _bounded(options.tasks, config.heldout_tasks, "--tasks")
+    if count > len(frozen.heldout):
+        raise ConfigurationError(
+            f"{count} tasks are wanted and {len(frozen.heldout)} are held out",
+            "--tasks",
+            "ask for fewer",
+        )
+    tasks = frozen.heldout[:count]
     plan = EvaluationPlan(
         attempts=_bounded(options.attempts, config.heldout.attempts, "--attempts"),
         shards=_bounded(options.shards, config.heldout.shards, "--shards"),
@@ -108,6 +117,7 @@ def _wanted(options: argparse.Namespace) -> Wanted:
         adapters=adapters_of(campaign, frozen, options.update),
         source=frozen.run_id,
         trained_on=frozen.train,
+        model_files=frozen.model.files,
     )
 
 
@@ -133,7 +143,18 @@ def with_overrides(frozen: Frozen, options: argparse.Namespace) -> CampaignConfi
     """
     from rl.config_file import parse_config, replaced
 
+    if frozen.kind != "campaign":
+        raise ConfigurationError(
+            f"is a {frozen.kind}, and no campaign", frozen.run_id, "name a run of rl.final"
+        )
     frozen.campaign_config()  # damage is told as such
+    frozen_keys = [key for key in overrides(options) if key.startswith(_OF_CAMPAIGN)]
+    if frozen_keys:
+        raise ConfigurationError(
+            f"'{frozen_keys[0]}' is the campaign's own: its weights belong to its model and tasks",
+            "--set",
+            "set what serves them (engine, episodes, sandbox, limits, resources, agent)",
+        )
     return parse_config(replaced(frozen.config, overrides(options)), "frozen.json and --set")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -39,6 +40,7 @@ from rl.running import (
 if TYPE_CHECKING:
     from rl.evidence.frozen import EvaluationPlan
     from rl.evidence.layout import CampaignDir
+    from rl.records import TaskRef
 
 MODULE = "rl.probe"
 DEFAULT_CONFIG = Path("configs/local.toml")
@@ -112,7 +114,7 @@ def _of_config(options: argparse.Namespace) -> Wanted:
 
     config = load_config(options.config or DEFAULT_CONFIG, overrides(options))
     root, tasks = prepare_all(config.tasks, options.state)
-    picked = chosen(tasks, options.families, options.tasks or min(DEFAULT_TASKS, len(tasks)))
+    picked = _picked(tasks, options)
     plan = _plan(options, config.engine.replicas, len(picked), config.schedule.attempt_retries)
     return Wanted("probe", config, plan, picked, root)
 
@@ -123,8 +125,7 @@ def _of_campaign(options: argparse.Namespace) -> Wanted:
     campaign = find_campaign(options.campaign, options.state)
     frozen = load_frozen(campaign)
     config = with_overrides(frozen, options)
-    few = options.tasks or min(DEFAULT_TASKS, len(frozen.heldout))
-    picked = chosen(frozen.heldout, options.families, few)
+    picked = _picked(frozen.heldout, options)
     return Wanted(
         "probe",
         config,
@@ -134,7 +135,16 @@ def _of_campaign(options: argparse.Namespace) -> Wanted:
         adapters=adapters_of(campaign, frozen, options.update),
         source=frozen.run_id,
         trained_on=frozen.train,
+        model_files=frozen.model.files,
     )
+
+
+def _picked(tasks: Sequence[TaskRef], options: argparse.Namespace) -> list[TaskRef]:
+    """The tasks of the families that are wanted, a few of them by default."""
+    if options.tasks is not None:
+        return chosen(tasks, options.families, options.tasks)
+    of_families = chosen(tasks, options.families, None)
+    return chosen(of_families, None, min(DEFAULT_TASKS, len(of_families)))
 
 
 def _again(options: argparse.Namespace) -> Wanted:

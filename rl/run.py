@@ -146,6 +146,7 @@ class Run[ConfigT: ServingConfig](ABC):
             on_result=keep,
         )
         self.directory.write_gates(gate_rows(packages, report.results, known))
+        self.recorder.pinned(self.directory.gates)
         require_gate(report, packages)
         self.progress.note(f"all {len(tasks)} passed, {len(known)} of them before")
 
@@ -167,6 +168,7 @@ class Run[ConfigT: ServingConfig](ABC):
         require_gate(report, packages)
         known = {package.digest for package in packages}
         self.directory.write_gates(gate_rows(packages, report.results, known))
+        self.recorder.pinned(self.directory.gates)
         self.progress.note(f"all {len(tasks)} have passed")
 
     async def _reap(self) -> None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rl.config_file import load_config
-from rl.errors import EXIT_OK, ConfigurationError, Interrupted, run_command
+from rl.config_file import describe, load_config
+from rl.errors import EXIT_OK, ConfigurationError, EvidenceError, Interrupted, run_command
 from rl.evaluating import (
     Wanted,
     chosen,
@@ -35,6 +36,7 @@ from rl.running import (
     refuse_with_resume,
 )
 from rl.screen_config import ScreenConfig
+from rl.selection import SELECTION
 
 if TYPE_CHECKING:
     from rl.evidence.layout import CampaignDir
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 
 MODULE = "rl.screen"
 DEFAULT_CONFIG = Path("configs/screen/local.toml")
-SELECTION = "selection.json"
 # What a configuration may say of its own source, which another one takes the place of.
 _NO_SOURCE: dict[str, Any] = {
     f"tasks.{key}": value
@@ -67,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tasks", type=int, help="only so many tasks, every family in proportion")
     add_run_options(parser, "screen")
     parser.add_argument("--json", action="store_true", help="print the plan or summary as JSON")
+    parser.add_argument(
+        "--describe-config", action="store_true", help="list every configuration key and exit"
+    )
     rule = parser.add_argument_group("selection, from a finished screen")
     rule.add_argument("--select", metavar="RUN", help="select from this screen; run nothing")
     rule.add_argument("--low", type=float, help="least pass rate that is kept")
@@ -82,6 +86,10 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, interrupt)
     check_state(options.state)
+    if options.describe_config:
+        for key, text in describe(ScreenConfig):
+            print(f"{key:<36} {text}")
+        return EXIT_OK
     try:
         if options.select is not None:
             return _select_from(options)
@@ -98,7 +106,7 @@ def main(argv: list[str]) -> int:
         directory = run_evaluation(options, MODULE, wanted)
     except KeyboardInterrupt:
         raise Interrupted("stopped while preparing", remedy="run the same command again") from None
-    return _select_after(directory)
+    return _select_after(directory, as_json=options.json)
 
 
 def _wanted(options: argparse.Namespace) -> Wanted:
@@ -141,7 +149,7 @@ def _refuse_rule(options: argparse.Namespace) -> None:
         )
 
 
-def _select_after(directory: CampaignDir) -> int:
+def _select_after(directory: CampaignDir, *, as_json: bool) -> int:
     """Select by the screen's own rule, as soon as it is complete."""
     from rl.evidence.frozen import load_frozen
 
@@ -151,18 +159,30 @@ def _select_after(directory: CampaignDir) -> int:
         print(
             f"no selection: {rule.train} training and {rule.heldout} held-out tasks are wanted "
             f"and {len(frozen.heldout)} were screened; choose from them by: "
-            f"python -m {MODULE} --select {frozen.run_id} --train N --heldout N"
+            f"python -m {MODULE} --select {frozen.run_id} --train N --heldout N",
+            file=sys.stderr,
         )
         return EXIT_OK
-    return _write(directory, rule, directory.root / SELECTION)
+    return _write(directory, rule, directory.root / SELECTION, as_json=as_json, own=False)
 
 
 def _select_from(options: argparse.Namespace) -> int:
     from rl.evidence.layout import open_existing
 
+    names = ("config", "cohort", "folder", "families", "tasks", "resume", "run_id", "set")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+    if given or options.plan:
+        raise ConfigurationError(
+            f"{', '.join(given) or '--plan'} can't be combined with --select: nothing is run",
+            options.select,
+            "leave it out; --low, --high, --train, --heldout, --seed and --out go with --select",
+        )
     directory = open_existing(options.select, folder_of(options.state, "screen"))
     rule = _rule(directory, options)
-    return _write(directory, rule, options.out or directory.root / SELECTION)
+    path = options.out or directory.root / SELECTION
+    if path.is_dir():
+        raise ConfigurationError("is a directory", f"--out {path}", "name a file")
+    return _write(directory, rule, path, as_json=options.json, own=True)
 
 
 def _rule(directory: CampaignDir, options: argparse.Namespace | None) -> SelectionRule:
@@ -189,11 +209,24 @@ def _rule(directory: CampaignDir, options: argparse.Namespace | None) -> Selecti
     return SelectionRule.model_validate(values)
 
 
-def _write(directory: CampaignDir, rule: SelectionRule, path: Path) -> int:
+def _write(
+    directory: CampaignDir, rule: SelectionRule, path: Path, *, as_json: bool, own: bool
+) -> int:
+    """Select and write; with `as_json`, print the selection if it is the command's `own`."""
+    from rl.evidence.audit import audit
     from rl.evidence.selection import read_selection
     from rl.files import create_exclusive, json_bytes
     from rl.selection import select, selection_lines
 
+    result = audit(directory)
+    if result.findings:
+        first = result.findings[0]
+        raise EvidenceError(
+            f"nothing is selected from a screen whose audit has {len(result.findings)} findings, "
+            f"such as {first.message}",
+            first.where,
+            f"see all of them: python -m rl.audit {directory.root}",
+        )
     selection = select(directory, rule)
     if path.exists():
         if read_selection(path) != selection:
@@ -202,6 +235,10 @@ def _write(directory: CampaignDir, rule: SelectionRule, path: Path) -> int:
             )
     else:
         create_exclusive(path, json_bytes(selection))
+    if as_json:
+        if own:
+            print(selection.model_dump_json(indent=2))
+        return EXIT_OK
     print("\n".join(selection_lines(selection)))
     kept = sum(task.verdict == "kept" for task in selection.tasks)
     print(

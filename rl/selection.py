@@ -9,24 +9,28 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rl.config import TasksConfig
-from rl.errors import ConfigurationError
+from rl.errors import ConfigurationError, EvidenceError
 from rl.evidence.evaluation import EvaluationSummary, summarize_evaluation
 from rl.evidence.frozen import Frozen, load_frozen
 from rl.evidence.layout import CampaignDir
-from rl.evidence.rows import BASE_ARM
+from rl.evidence.rows import BASE_ARM, Finding
 from rl.evidence.selection import (
     Provenance,
     ScreenedTask,
     Selection,
     SelectionRule,
+    read_selection,
     verdict_of,
 )
 from rl.evidence.stats import TaskRate
 from rl.files import sha256_file
 from rl.records import TaskRef
 from rl.split import split
+
+SELECTION: Final = "selection.json"  # in a screen's directory
 
 
 def select(directory: CampaignDir, rule: SelectionRule) -> Selection:
@@ -58,6 +62,27 @@ def select(directory: CampaignDir, rule: SelectionRule) -> Selection:
         train=[task.digest for task in train],
         heldout=[task.digest for task in heldout],
     )
+
+
+def check_selection(directory: CampaignDir) -> list[Finding]:
+    """What a screen's selection.json says, held against its traces; nothing without one."""
+    path = directory.root / SELECTION
+    if load_frozen(directory).kind != "screen" or not path.exists():
+        return []
+    try:
+        claimed = read_selection(path)
+        derived = select(directory, claimed.rule)
+    except (ConfigurationError, EvidenceError) as error:
+        return [Finding(code="selection-unreadable", where=SELECTION, message=error.what)]
+    return [
+        Finding(
+            code="selection-differs",
+            where=f"{SELECTION} {name}",
+            message="is not what the traces and the rule give",
+        )
+        for name in ("provenance", "tasks", "train", "heldout")
+        if getattr(claimed, name) != getattr(derived, name)
+    ]
 
 
 def selection_lines(selection: Selection) -> list[str]:

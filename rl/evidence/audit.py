@@ -32,18 +32,8 @@ from rl.evidence.summary import Summary, load_evidence, read_json, summarize
 from rl.evidence.traces import Frame, TornTraceError, parse_record, read_frames
 from rl.records import EpisodeRecord, Stage
 
-# Fields of a summary that the audit derives again; the others change after it.
-_DERIVED_FIELDS = (
-    "updates_done",
-    "reward_first",
-    "reward_last",
-    "heldout",
-    "evals",
-    "train",
-    "evaluation",
-    "staleness",
-)
-_DERIVED_OF_EVALUATION = ("attempts_planned", "outcomes", "arms", "comparisons", "tasks")
+# What a summary says of things that came after it, or of the audit itself.
+_NOT_DERIVED = frozenset({"audit_findings", "missing", "seconds"})
 
 
 def audit(directory: CampaignDir) -> Audit:
@@ -161,10 +151,10 @@ def _check_summary(directory: CampaignDir, campaign: bool) -> list[Finding]:
     try:
         if campaign:
             claimed = read_json(directory.summary, Summary)
-            derived, fields = summarize(load_evidence(directory)), _DERIVED_FIELDS
+            derived = summarize(load_evidence(directory))
         else:
             claimed = read_json(directory.summary, EvaluationSummary)
-            derived, fields = summarize_evaluation(directory), _DERIVED_OF_EVALUATION
+            derived = summarize_evaluation(directory)
     except EvidenceError as error:
         return [Finding(code="summary-unreadable", where=error.where, message=error.what)]
     if claimed is None:
@@ -175,7 +165,7 @@ def _check_summary(directory: CampaignDir, campaign: bool) -> list[Finding]:
             where=f"summary.json {name}",
             message=f"says {_short(claimed, name)}, the traces say {_short(derived, name)}",
         )
-        for name in fields
+        for name in sorted(type(derived).model_fields.keys() - _NOT_DERIVED)
         if getattr(claimed, name) != getattr(derived, name)
     ]
 

@@ -14,11 +14,22 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 from rl.config import ScheduleConfig
 from rl.errors import EvidenceError
-from rl.evidence.events import DISPATCH, ENDED
+from rl.evidence.events import (
+    BEGIN,
+    DISPATCH,
+    ENDED,
+    PINNED,
+    REPORTED,
+    STAGE,
+    STAGE_DONE,
+    STOPPED,
+    Event,
+)
 from rl.evidence.frozen import config_digest
 from rl.evidence.heldout_checks import (
     check_adapters,
@@ -33,6 +44,7 @@ from rl.evidence.material import Material
 from rl.evidence.near_duplicates import near_duplicates
 from rl.evidence.rows import Finding, GateResult, TrainedGroup
 from rl.evidence.snapshot import SNAPSHOT, kept_sha256
+from rl.files import sha256_file
 from rl.records import EpisodeRecord
 
 ORACLE_REWARD: Final = 1.0  # what a task's own solution scores
@@ -83,6 +95,44 @@ def check_source(material: Material) -> Iterator[Finding]:
         yield Finding(code="source-snapshot", where=SNAPSHOT, message=said)
 
 
+def check_pinned(material: Material) -> Iterator[Finding]:
+    """Files that a driver found or wrote are as they were then."""
+    pins: dict[str, set[object]] = defaultdict(set)
+    latest: dict[str, object] = {}
+    for event in material.events:
+        if event.kind == BEGIN and "frozen" in event.fields:
+            pins["frozen.json"].add(event.fields["frozen"])
+            latest["frozen.json"] = event.fields["frozen"]
+        elif event.kind == PINNED:
+            latest[str(event.fields.get("file"))] = event.fields.get("sha256")
+    for name, pinned in sorted(latest.items()):
+        path = material.directory.root / Path(name).name
+        found = sha256_file(path) if path.is_file() else None
+        if found != pinned or len(pins[name]) > 1:
+            said = "missing" if found is None else "not what it was when the run went on with it"
+            yield Finding(code="changed-file", where=name, message=said)
+
+
+def check_complete(material: Material) -> Iterator[Finding]:
+    """A run that says that it is done has begun, has stopped, and has left its files."""
+    kinds = {event.kind for event in material.events}
+    if not any(e.kind == STAGE and e.fields.get("stage") == STAGE_DONE for e in material.events):
+        yield Finding(code="unfinished", where="events.jsonl", message="the run is not done")
+        return
+    for kind in (BEGIN, STOPPED):
+        if kind not in kinds:
+            message = f"has no '{kind}', though the run is done"
+            yield Finding(code="missing-event", where="events.jsonl", message=message)
+    directory = material.directory
+    wanted = [directory.lifecycle, directory.failed_trace]
+    if REPORTED in kinds:
+        wanted += [directory.audit, directory.summary]
+    for path in wanted:
+        if not path.is_file():
+            name = path.relative_to(directory.root).as_posix()
+            yield Finding(code="missing-file", where=name, message="is gone")
+
+
 def check_identities(material: Material) -> Iterator[Finding]:
     """Attempt ids are unique over the campaign; every dispatched one ended."""
     ends = Counter(record.attempt_id for record in material.records)
@@ -93,23 +143,60 @@ def check_identities(material: Material) -> Iterator[Finding]:
                 where=f"attempt {attempt_id}",
                 message=f"ended {count} times; an attempt ends once",
             )
+    dispatched: dict[str, Event] = {}
     for event in material.events:
-        attempt_id = event.fields.get("attempt_id")
-        if event.kind == DISPATCH and attempt_id not in ends:
+        if event.kind != DISPATCH:
+            continue
+        attempt_id = str(event.fields.get("attempt_id"))
+        where = f"attempt {attempt_id}"
+        if attempt_id not in ends:
             yield Finding(
-                code="lost-attempt",
-                where=f"attempt {attempt_id}",
-                message="was dispatched and never ended",
+                code="lost-attempt", where=where, message="was dispatched and never ended"
+            )
+        if attempt_id in dispatched:
+            yield Finding(code="dispatched-twice", where=where, message="was dispatched twice")
+        dispatched[attempt_id] = event
+    for record in material.records:
+        yield from _check_dispatch(record, dispatched.get(record.attempt_id))
+
+
+def _check_dispatch(record: EpisodeRecord, event: Event | None) -> Iterator[Finding]:
+    """An attempt ran what it was dispatched for."""
+    where = f"attempt {record.attempt_id}"
+    if event is None:
+        message = "has a record, and was never dispatched"
+        yield Finding(code="undispatched-attempt", where=where, message=message)
+        return
+    ran = {
+        "group_id": record.group_id,
+        "task": record.task_name,
+        "digest": record.task_digest,
+        "version": record.version,
+        "replica": record.replica,
+        "stage": record.stage,
+        "arm": record.arm,
+        "adapter_sha256": record.adapter_sha256,
+    }
+    for name, value in ran.items():
+        if event.fields.get(name) != value:
+            yield Finding(
+                code="dispatch-differs",
+                where=where,
+                message=f"was dispatched with {name} {event.fields.get(name)}, and ran {value}",
             )
 
 
 def check_endings(material: Material) -> Iterator[Finding]:
     """Every record is, to the byte, what the campaign said of it when it was written."""
-    told = {
-        str(event.fields.get("attempt_id")): event.fields
-        for event in material.events
-        if event.kind == ENDED
-    }
+    endings = [event.fields for event in material.events if event.kind == ENDED]
+    told = {str(fields.get("attempt_id")): fields for fields in endings}
+    for attempt_id, count in Counter(str(row.get("attempt_id")) for row in endings).items():
+        if count > 1:
+            yield Finding(
+                code="ended-twice",
+                where=f"attempt {attempt_id}",
+                message=f"events.jsonl tells of its end {count} times",
+            )
     for record in material.records:
         said = told.get(record.attempt_id)
         where = f"attempt {record.attempt_id}"
@@ -308,6 +395,15 @@ def check_metrics(material: Material) -> Iterator[Finding]:
         rewards = [record.reward for _, record in pairs if record.reward is not None]
         # Not `fsum`, which raises when damaged rewards overflow.
         mean = sum(reward / len(rewards) for reward in rewards) if rewards else math.nan
+        spread = (
+            math.sqrt(sum((r - mean) * (r - mean) / len(rewards) for r in rewards))
+            if rewards
+            else 0.0
+        )
+        by_group: dict[str, set[float | None]] = defaultdict(set)
+        for group, record in pairs:
+            by_group[group.group_id].add(record.reward)
+        flat = sum(len(values) < 2 for values in by_group.values())
         staleness = Counter(row.update - 1 - record.version for _, record in pairs)
         claims = (
             ("episodes", metrics.episodes, len(pairs), metrics.episodes == len(pairs)),
@@ -316,6 +412,18 @@ def check_metrics(material: Material) -> Iterator[Finding]:
                 metrics.reward_mean,
                 mean,
                 math.isclose(metrics.reward_mean, mean, abs_tol=REWARD_TOLERANCE),
+            ),
+            (
+                "reward_std",
+                metrics.reward_std,
+                spread,
+                math.isclose(metrics.reward_std, spread, abs_tol=REWARD_TOLERANCE),
+            ),
+            (
+                "zero_variance_groups",
+                metrics.zero_variance_groups,
+                flat,
+                metrics.zero_variance_groups == flat,
             ),
             (
                 "staleness",
@@ -378,6 +486,8 @@ def check_gates(material: Material) -> Iterator[Finding]:
 EVALUATION: Final[tuple[Callable[[Material], Iterator[Finding]], ...]] = (
     check_frozen,
     check_source,
+    check_pinned,
+    check_complete,
     check_identities,
     check_endings,
     check_rewards,

@@ -20,7 +20,10 @@ from rl.records import Record
 
 # Kinds that audit and report read; a campaign may write any other as well.
 STAGE: Final = "stage"  # {"stage": name}: gates, freeze, start, train, checkpoint, heldout, done
-BEGIN: Final = "begin"  # a driver took over; {"incarnation": how many did before}
+# {"incarnation": how many did before, "frozen": sha256 of frozen.json}: a driver took over
+BEGIN: Final = "begin"
+PINNED: Final = "pinned"  # {"file": name, "sha256": its digest}: it is not changed from here on
+REPORTED: Final = "reported"  # audit.json is written, and summary.json is next
 PUBLISH: Final = "publish"  # {"version": int, "seconds": float}: from adapter to current
 DISPATCH: Final = "dispatch"  # {"attempt_id": str}: an attempt was handed to a worker
 # {"attempt_id", "outcome", "reward", "sha256" of the record's line}: its record is on disk

@@ -260,9 +260,9 @@ def open_existing(run_id: str, root: Path = CAMPAIGNS_ROOT) -> CampaignDir:
     newest = sorted(known, key=lambda entry: entry.stat().st_mtime, reverse=True)[:3]
     names = ", ".join(entry.name for entry in newest)
     raise ConfigurationError(
-        f"no campaign '{run_id}'",
+        f"no run '{run_id}'",
         str(path),
-        f"the newest ones are: {names}" if names else f"{root} holds no campaign yet",
+        f"the newest ones are: {names}" if names else f"{root} holds no run yet",
     )
 
 

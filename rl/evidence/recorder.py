@@ -21,6 +21,7 @@ from rl.evidence.events import (
     DISPATCH,
     ENDED,
     EVAL_OVER,
+    PINNED,
     PUBLISH,
     EventLog,
     read_events,
@@ -29,6 +30,7 @@ from rl.evidence.layout import CampaignDir
 from rl.evidence.lifecycle import Lifecycle
 from rl.evidence.rows import TrainedGroup, UpdateRow
 from rl.evidence.traces import TraceWriter, parse_record, read_frames
+from rl.files import sha256_file
 from rl.records import AttemptSpec, EpisodeRecord, Group, Publication, UpdateMetrics
 
 
@@ -56,9 +58,13 @@ class Recorder:
         any interruption never reuses an id.
         """
         before = sum(event.kind == BEGIN for event in read_events(self.directory.events))
-        self.events.append(BEGIN, incarnation=before)
+        self.events.append(BEGIN, incarnation=before, frozen=sha256_file(self.directory.frozen))
         self.lifecycle.incarnation = before
         return before
+
+    def pinned(self, path: Path) -> None:
+        """A file of the run is written, and not changed from here on."""
+        self.events.append(PINNED, file=path.name, sha256=sha256_file(path))
 
     def close(self) -> None:
         """Release the traces."""

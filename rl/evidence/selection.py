@@ -42,10 +42,10 @@ class ScreenedTask(Record):
 class SelectionRule(Record):
     """By what the tasks were chosen."""
 
-    low: float = Field(description="least pass rate that is kept")
-    high: float = Field(description="largest pass rate that is kept")
-    train: int = Field(description="training tasks wanted")
-    heldout: int = Field(description="held-out tasks wanted")
+    low: float = Field(ge=0, le=1, description="least pass rate that is kept")
+    high: float = Field(ge=0, le=1, description="largest pass rate that is kept")
+    train: int = Field(ge=1, description="training tasks wanted")
+    heldout: int = Field(ge=1, description="held-out tasks wanted")
     seed: int = Field(description="of the draw within each family and tier")
 
 
@@ -73,6 +73,18 @@ class Selection(Record):
         chosen = [*self.train, *self.heldout]
         if len(set(chosen)) < len(chosen):
             raise ValueError("a task is named twice in train and heldout")
+        digests = [task.digest for task in self.tasks]
+        if len(set(digests)) < len(digests):
+            raise ValueError("two screened tasks have one content")
+        if (len(self.train), len(self.heldout)) != (self.rule.train, self.rule.heldout):
+            raise ValueError("the sets are not as large as the rule says")
+        for task in self.tasks:
+            if not 0 <= task.solved <= task.attempts or task.attempts < 1:
+                raise ValueError(f"task '{task.name}' has {task.solved} of {task.attempts} solved")
+            if task.rate != task.solved / task.attempts:
+                raise ValueError(f"task '{task.name}' has another pass rate than its attempts")
+            if task.verdict != verdict_of(task.rate, self.rule):
+                raise ValueError(f"task '{task.name}' is '{task.verdict}' against the rule")
         kept = {task.digest for task in self.tasks if task.verdict == "kept"}
         strangers = [digest for digest in chosen if digest not in kept]
         if strangers:

@@ -104,7 +104,7 @@ def test_a_probe_is_repeated_from_its_record(state: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("rl.heldout", "nobody"), "no campaign 'nobody'"),
+        (("rl.heldout", "nobody"), "no run 'nobody'"),
         (("rl.heldout", "trained", "--update", "9"), "no checkpoint of update 9"),
         (("rl.heldout", "trained", "--shards", "5"), "5 shards"),
         (("rl.heldout", "trained", "--set", "engine.replica=1"), "did you mean 'replicas'"),
@@ -117,6 +117,10 @@ def test_a_probe_is_repeated_from_its_record(state: Path) -> None:
         (("rl.probe", "--repeat", "none"), "none"),
         (("rl.screen", "--select", "none"), "none"),
         (("rl.screen", "--low", "0.1"), "goes with --select"),
+        (("rl.screen", "--select", "x", "--plan"), "can't be combined with --select"),
+        (("rl.heldout", "trained", "--set", "model.name=x"), "is the campaign's own"),
+        (("rl.heldout", "trained", "--tasks", "99"), "99 tasks are wanted and 4 are held out"),
+        (("rl.probe", "--campaign", "trained", "--tasks", "0"), "must be at least 1"),
         (("rl.screen", "--config", "configs/local.toml"), "unknown key 'schedule'"),
     ],
 )

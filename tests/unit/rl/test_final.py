@@ -31,7 +31,7 @@ def final(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--set", "schedule.updates=many"], ["schedule.updates", "integer"]),
         (["--set", "schedule.batch_size=47"], ["47", "multiple of group_size"]),
         (["--set", "oops"], ["--set oops", "KEY=VALUE"]),
-        (["--resume", "never-was", "--state", "nowhere"], ["never-was", "no campaign"]),
+        (["--resume", "never-was", "--state", "nowhere"], ["never-was", "no run"]),
         (["--run-id", "../x"], ["../x", "run id"]),
     ],
 )

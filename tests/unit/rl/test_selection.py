@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rl import screen
+from rl import audit, screen
 from rl.config import TasksConfig
-from rl.errors import ConfigurationError
+from rl.errors import ConfigurationError, EvidenceError
 from rl.evidence.layout import CampaignDir
 from rl.evidence.selection import Selection, SelectionRule, read_selection, verdict_of
 from rl.files import sha256_file
@@ -100,12 +102,43 @@ def test_the_command_writes_a_selection_once(
         screen.main([*select_it, "--low", "0.9", "--high", "0.1"])
 
 
-@pytest.mark.parametrize("change", ["twice", "not kept"])
+def in_both(raw: Any) -> None:
+    raw["train"][0] = raw["heldout"][0]
+
+
+def not_kept(raw: Any) -> None:
+    raw["train"][0] = next(t["digest"] for t in raw["tasks"] if t["verdict"] != "kept")
+
+
+def too_few(raw: Any) -> None:
+    raw["train"].pop()
+
+
+def screened_twice(raw: Any) -> None:
+    raw["tasks"].append(raw["tasks"][0])
+
+
+def other_rate(raw: Any) -> None:
+    raw["tasks"][0].update(rate=0.5, verdict="kept")
+
+
+def negative(raw: Any) -> None:
+    raw["tasks"][0].update(attempts=-1)
+
+
+def other_verdict(raw: Any) -> None:
+    next(t for t in raw["tasks"] if t["verdict"] == "too easy")["verdict"] = "kept"
+
+
+CHANGES = [in_both, not_kept, too_few, screened_twice, other_rate, negative, other_verdict]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_selection_that_contradicts_itself_is_refused(
-    screened: CampaignDir, change: str, tmp_path: Path
+    screened: CampaignDir, change: Callable[[Any], None], tmp_path: Path
 ) -> None:
     raw = json.loads(select(screened, RULE).model_dump_json())
-    raw["train"][0] = raw["heldout"][0] if change == "twice" else raw["tasks"][0]["digest"]
+    change(raw)
     with pytest.raises(ValidationError):
         Selection.model_validate(raw)
     path = tmp_path / "selection.json"
@@ -120,6 +153,7 @@ def _selection_of(tasks: list[TaskRef], screened: CampaignDir, path: Path) -> Pa
     template = raw["tasks"][1]
     raw["tasks"] = [template | {"name": task.name, "digest": task.digest} for task in tasks]
     raw["train"], raw["heldout"] = [tasks[1].digest], [tasks[0].digest]
+    raw["rule"].update(train=1, heldout=1)
     path.write_text(json.dumps(raw))
     return path
 
@@ -140,6 +174,32 @@ def test_a_configuration_takes_the_split_of_a_selection(
     (folder / tasks[0].path / "instruction.md").write_text("Do something else.")
     with pytest.raises(ConfigurationError, match=f"task '{tasks[0].name}' of it is not among"):
         prepare_tasks(config, tmp_path)
+
+
+def test_an_audit_holds_the_selection_against_the_traces(
+    screened: CampaignDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = str(screened.root.parent.parent)
+    assert screen.main(["--select", "screened", "--state", state]) == 0
+    assert audit.main([str(screened.root)]) == 0
+    path = screened.root / "selection.json"
+    raw = json.loads(path.read_text())
+    raw["train"][0], raw["heldout"][0] = raw["heldout"][0], raw["train"][0]
+    path.write_text(json.dumps(raw))
+    assert audit.main([str(screened.root)]) == 2
+    assert "selection-differs: selection.json train" in capsys.readouterr().out
+    path.write_text("garbage")
+    assert audit.main([str(screened.root)]) == 2
+    assert "selection-unreadable" in capsys.readouterr().out
+
+
+def test_nothing_is_selected_from_forged_rewards(screened: CampaignDir, tmp_path: Path) -> None:
+    edit_trace(screened.trace("heldout"), lambda rows: rows[0].update(reward=1.0))
+    state = str(screened.root.parent.parent)
+    out = tmp_path / "forged.json"
+    with pytest.raises(EvidenceError, match="audit has"):
+        screen.main(["--select", "screened", "--state", state, "--out", str(out)])
+    assert not out.exists()
 
 
 def test_a_subset_has_every_family_in_proportion() -> None:

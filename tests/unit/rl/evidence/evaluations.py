@@ -9,15 +9,23 @@ from pathlib import Path
 from rl.config_file import parse_config
 from rl.evidence.audit import audit
 from rl.evidence.evaluation import summarize_evaluation
-from rl.evidence.events import BEGIN, COUNTERS, DISPATCH, PROVEN, STOPPED, EventLog
+from rl.evidence.events import BEGIN, COUNTERS, STOPPED, EventLog
 from rl.evidence.frozen import CodePin, EvaluationPlan, ModelPin, freeze
 from rl.evidence.layout import CampaignDir, create
 from rl.evidence.rows import ArmPin, Arms, GateResult, Gates
 from rl.evidence.traces import TraceWriter
-from rl.files import sha256_files, write_json
+from rl.files import sha256_file, sha256_files, write_json
 from rl.records import TaskRef
 from rl.screen_config import ScreenConfig
-from tests.unit.rl.evidence.synthetic import campaign_config, episode, masked, tasks, write
+from tests.unit.rl.evidence.synthetic import (
+    campaign_config,
+    dispatch,
+    episode,
+    masked,
+    prove,
+    tasks,
+    write,
+)
 
 SOLVES = (0.0, 0.25, 0.5, 0.75, 1.0, 0.5, 0.5, 0.25)  # by task, in turn
 PLAN = EvaluationPlan(attempts=4, shards=2, retries=1)
@@ -87,10 +95,9 @@ def _run(
 ) -> None:
     clock = iter(START + step for step in range(100_000))
     log = EventLog(directory.events, clock=lambda: next(clock))
-    log.append(BEGIN, incarnation=0)
-    for worker in range(campaign_config().episodes.workers):
-        reached = campaign_config().engine.replicas
-        log.append(PROVEN, worker=worker, replicas=[*["http://"] * reached])
+    log.append(BEGIN, incarnation=0, frozen=sha256_file(directory.frozen))
+    directory.lifecycle.touch()
+    prove(log, campaign_config())
     log.append(COUNTERS, replica=0, when="begin", values={"prefix_cache_queries_total": 10.0})
     draws = random.Random(4)
     with (
@@ -105,18 +112,18 @@ def _run(
                 draws.shuffle(rewards)
                 for number, reward in enumerate(rewards):
                     attempt = f"{group}-k{number}"
-                    log.append(DISPATCH, attempt_id=attempt, stage="heldout")
                     record = episode(
                         attempt, group, ref, version, stage="heldout", arm=arm, reward=reward,
                         adapter_sha256=sha,
                     )  # fmt: skip
+                    dispatch(record, log)
                     write(trace, record, log)
                 if place == 0:
                     attempt = f"{group}-k{PLAN.attempts}"
-                    log.append(DISPATCH, attempt_id=attempt, stage="heldout")
                     lost = masked(
                         attempt, group, ref, version, stage="heldout", arm=arm, adapter_sha256=sha
                     )
+                    dispatch(lost, log)
                     write(failed, lost, log)
     values = {"prefix_cache_queries_total": 110.0, "prefix_cache_hits_total": 25.0}
     log.append(COUNTERS, replica=0, when="end", values={**values})

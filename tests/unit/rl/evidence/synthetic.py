@@ -8,16 +8,27 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from rl.config import CampaignConfig
 from rl.config_file import parse_config
 from rl.evidence.audit import audit
-from rl.evidence.events import DISPATCH, ENDED, PUBLISH, EventLog
+from rl.evidence.events import (
+    BEGIN,
+    DISPATCH,
+    ENDED,
+    PINNED,
+    PROVEN,
+    PUBLISH,
+    STOPPED,
+    EventLog,
+)
 from rl.evidence.frozen import CodePin, ModelPin, freeze
 from rl.evidence.layout import CampaignDir, create
 from rl.evidence.rows import ArmPin, Arms, GateResult, Gates, TrainedGroup, UpdateRow
 from rl.evidence.summary import load_evidence, summarize
 from rl.evidence.traces import TraceWriter
-from rl.files import sha256_files, write_json
+from rl.files import sha256_file, sha256_files, write_json
 from rl.records import EpisodeRecord, Failure, Sample, TaskRef, TurnRecord, UpdateMetrics
 
 FAMILIES = ("mkdir", "touch", "remove", "rename", "chmod", "move")
@@ -145,12 +156,17 @@ def build(
     directory.write_gates(Gates(gates=gates))
     clock = iter(START + 7.0 * step for step in range(100_000))
     events = EventLog(directory.events, clock=lambda: next(clock))
+    events.append(BEGIN, incarnation=0, frozen=sha256_file(directory.frozen))
+    events.append(PINNED, file="gates.json", sha256=sha256_file(directory.gates))
+    directory.lifecycle.touch()
     for stage in ("gates", "start", "train"):
         events.stage(stage)
     updates = config.schedule.updates if finish else config.schedule.updates // 2
     _train(directory, config, train, events, updates, gain)
     if finish:
         _evaluate(directory, config, heldout, events)
+        events.append(PINNED, file="arms.json", sha256=sha256_file(directory.arms))
+        events.append(STOPPED, problems=[], left=[])
         events.stage("done")
         write_json(directory.summary, summarize(load_evidence(directory)))
         write_json(directory.audit, audit(directory))
@@ -177,7 +193,6 @@ def _train(
                 group_id, of = f"g{draw:05d}.0", train[draw % len(train)]
                 ids = [f"{group_id}-a{index}" for index in range(schedule.group_size)]
                 for attempt_id in ids:
-                    events.append(DISPATCH, attempt_id=attempt_id)
                     reward = float(draws.random() < 0.3 + gain * (update - 1))
                     records.append(episode(attempt_id, group_id, of, version, reward=reward))
                 if update == 2 and place == 0:
@@ -186,6 +201,7 @@ def _train(
                     ids.pop()
                 groups.append(TrainedGroup(group_id=group_id, version=version, attempt_ids=ids))
             for record in records:
+                dispatch(record, events)
                 write(trace if record.outcome == "graded" else failed, record, events)
             graded = [record for record in records if record.outcome == "graded"]
             sha = hashlib.sha256(f"adapter {update}".encode()).hexdigest()
@@ -194,6 +210,22 @@ def _train(
             )
             directory.metrics_rows().append(metrics_of(update, graded))
             events.append(PUBLISH, version=update, seconds=1.4 + 0.1 * update)
+
+
+def prove(events: EventLog, config: CampaignConfig) -> None:
+    """Every worker proves its way to every replica."""
+    for worker in range(config.episodes.workers):
+        reached: list[JsonValue] = ["http://"] * config.engine.replicas
+        events.append(PROVEN, worker=worker, replicas=reached)
+
+
+def dispatch(record: EpisodeRecord, events: EventLog) -> None:
+    """Tell that the attempt of a record began, as the recorder does."""
+    events.append(
+        DISPATCH, attempt_id=record.attempt_id, group_id=record.group_id, task=record.task_name,
+        digest=record.task_digest, version=record.version, replica=record.replica,
+        stage=record.stage, arm=record.arm, adapter_sha256=record.adapter_sha256,
+    )  # fmt: skip
 
 
 def write(trace: TraceWriter, record: EpisodeRecord, events: EventLog) -> None:
@@ -209,6 +241,9 @@ def metrics_of(update: int, graded: list[EpisodeRecord]) -> UpdateMetrics:
     """Metrics that agree with the episodes."""
     rewards = [record.reward for record in graded if record.reward is not None]
     mean = sum(rewards) / len(rewards)
+    rewards_of: dict[str, set[float | None]] = {}
+    for record in graded:
+        rewards_of.setdefault(record.group_id, set()).add(record.reward)
     return UpdateMetrics(
         update=update,
         loss=-0.02 * update,
@@ -217,7 +252,7 @@ def metrics_of(update: int, graded: list[EpisodeRecord]) -> UpdateMetrics:
         reward_mean=mean,
         reward_std=(mean * (1 - mean)) ** 0.5,
         episodes=len(graded),
-        zero_variance_groups=1,
+        zero_variance_groups=sum(len(values) < 2 for values in rewards_of.values()),
         sampled_tokens=14 * len(graded),
         total_tokens=184 * len(graded),
         mismatch_kl=7e-5,
@@ -237,6 +272,7 @@ def _evaluate(
     directory: CampaignDir, config: CampaignConfig, heldout: list[TaskRef], events: EventLog
 ) -> None:
     events.stage("heldout")
+    prove(events, config)
     final = config.schedule.updates
     folder = directory.checkpoints / f"adapter-{final}"
     folder.mkdir()
@@ -259,9 +295,9 @@ def _evaluate(
                 for index in range(config.heldout.attempts):
                     attempt_id = f"{pin.arm}-{of.name}-a{index}"
                     reward = float(draws.random() < (0.35 if pin.version == 0 else 0.9))
-                    events.append(DISPATCH, attempt_id=attempt_id)
                     record = episode(
                         attempt_id, f"{pin.arm}-{of.name}", of, pin.version, stage="heldout",
                         arm=pin.arm, reward=reward, adapter_sha256=pin.adapter_sha256,
                     )  # fmt: skip
+                    dispatch(record, events)
                     write(trace, record, events)

@@ -250,6 +250,49 @@ def summary_edited(c: CampaignDir) -> None:
     edit_json(c.summary, lambda summary: summary["evaluation"].update(graded=47, masked=1))
 
 
+def drop_events(kind: str) -> Callable[[CampaignDir], None]:
+    def change(rows: Rows) -> None:
+        rows[:] = [row for row in rows if row["kind"] != kind]
+
+    return lambda c: edit_lines(c.events, change)
+
+
+def double_events(kind: str) -> Callable[[CampaignDir], None]:
+    return lambda c: edit_lines(
+        c.events, lambda rows: rows.extend([row for row in rows if row["kind"] == kind])
+    )
+
+
+def on_dispatch(**fields: Any) -> Callable[[CampaignDir], None]:
+    def change(rows: Rows) -> None:
+        next(row for row in rows if row["kind"] == "dispatch")["fields"].update(fields)
+
+    return lambda c: edit_lines(c.events, change)
+
+
+def not_done(c: CampaignDir) -> None:
+    def change(rows: Rows) -> None:
+        rows[:] = [row for row in rows if row["fields"].get("stage") != "done"]
+
+    edit_lines(c.events, change)
+
+
+def other_instruction(c: CampaignDir) -> None:
+    edit_json(c.frozen, lambda frozen: frozen["train"][1].update(instruction="Do nothing."))
+
+
+def headline(c: CampaignDir) -> None:
+    edit_json(c.summary, lambda summary: summary.update(headline="The model improved."))
+
+
+def gone(name: str) -> Callable[[CampaignDir], None]:
+    return lambda c: (c.root / name).unlink()
+
+
+def metric(**fields: Any) -> Callable[[CampaignDir], None]:
+    return lambda c: edit_lines(c.metrics, lambda rows: rows[0].update(fields))
+
+
 CORRUPTIONS: list[tuple[str, Callable[[CampaignDir], None], str]] = [
     ("duplicate-attempt", duplicate, "attempt g00000.0-a0"),
     ("heldout-count", missing_heldout, "arm base task mkdir-held-00"),
@@ -315,6 +358,22 @@ CORRUPTIONS: list[tuple[str, Callable[[CampaignDir], None], str]] = [
     ("damaged-trace", folder_instead_of("traces/heldout.jsonl.zst"), "heldout.jsonl.zst"),
     ("summary-unreadable", folder_instead_of("summary.json"), "summary.json"),
     ("metrics-differ", overflowing_rewards, "metrics.jsonl update 1"),
+    ("undispatched-attempt", drop_events("dispatch"), "attempt g00000.0-a0"),
+    ("dispatched-twice", double_events("dispatch"), "attempt g00000.0-a0"),
+    ("ended-twice", double_events("ended"), "attempt g00000.0-a0"),
+    ("dispatch-differs", on_dispatch(version=3), "attempt g00000.0-a0"),
+    ("dispatch-differs", on_dispatch(digest="0" * 64), "attempt g00000.0-a0"),
+    ("missing-event", drop_events("begin"), "events.jsonl"),
+    ("missing-event", drop_events("stopped"), "events.jsonl"),
+    ("unfinished", not_done, "events.jsonl"),
+    ("changed-file", other_instruction, "frozen.json"),
+    ("changed-file", edit_gate(task_name="other"), "gates.json"),
+    ("changed-file", arms_gone, "arms.json"),
+    ("missing-file", gone("lifecycle.jsonl"), "lifecycle.jsonl"),
+    ("missing-file", gone("traces/failed.jsonl.zst"), "traces/failed.jsonl.zst"),
+    ("summary-differs", headline, "summary.json headline"),
+    ("metrics-differ", metric(reward_std=9.0), "metrics.jsonl update 1"),
+    ("metrics-differ", metric(zero_variance_groups=7), "metrics.jsonl update 1"),
     ("edited-reward", heldout_reward, "attempt base-mkdir-held-00-a0"),
     ("edited-reward", on_train(5, reward=0.25), "attempt g00001.0-a1"),
     ("edited-record", on_train(5, verifier_log="[reward 1]"), "attempt g00001.0-a1"),

@@ -11,8 +11,9 @@ import pytest
 
 from rl.evidence.audit import audit
 from rl.evidence.snapshot import SNAPSHOT, keep_source, kept_sha256, source_tar, tar_sha256
+from rl.files import sha256_file
 from tests.unit.rl.evidence.synthetic import build
-from tests.unit.rl.evidence.test_audit import edit_json
+from tests.unit.rl.evidence.test_audit import edit_json, edit_lines
 
 
 @pytest.fixture
@@ -62,6 +63,8 @@ def test_an_audit_finds_other_sources(checkout: Path, tmp_path: Path) -> None:
     keep_source(tar, directory.root)
     pinned = tar_sha256(tar)
     edit_json(directory.frozen, lambda frozen: frozen["code"].update(source_sha256=pinned))
+    frozen = sha256_file(directory.frozen)
+    edit_lines(directory.events, lambda rows: rows[0]["fields"].update(frozen=frozen))
     assert kept_sha256(directory.root) == pinned
     assert audit(directory).findings == []
     keep_source(tar + b"\0", directory.root)
