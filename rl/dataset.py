@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -106,6 +107,7 @@ def _add_build_options(build: argparse.ArgumentParser) -> None:
     )
     build.add_argument(
         "--license",
+        type=_license,
         default="other",
         metavar="NAME",
         help="the Hub's name of the licence, such as apache-2.0, for the card (%(default)s)",
@@ -174,10 +176,16 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _positive(text: str) -> int:
     """A whole number of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be a whole number of at least 1")
+    return int(text)
+
+
+def _license(text: str) -> str:
+    """A licence as the Hub names it; it becomes a line of the card's header."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]*", text):
+        raise argparse.ArgumentTypeError("must be a licence's short name, such as apache-2.0")
+    return text
 
 
 def cli() -> NoReturn:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rl.errors import EXIT_OK, EXIT_REFUSED, ConfigurationError, EvidenceError, run_command
+from rl.running import check_state
 
 if TYPE_CHECKING:
     from rl.evidence.archive_manifest import ArchiveManifest
@@ -53,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     verify.add_argument(
         "paths",
-        type=Path,
+        type=_path,
         nargs="*",
         metavar="PATH",
         help="a run id, or any file or folder; by default the whole state directory",
@@ -63,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_billing(commands)
     for name, command in commands.choices.items():
         command.add_argument(
-            "--state", type=Path, default=DEFAULT_STATE, help="the state directory (%(default)s)"
+            "--state", type=_path, default=DEFAULT_STATE, help="the state directory (%(default)s)"
         )
         if name != "restore":
             command.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -79,9 +80,9 @@ def _add_archive(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "sha256 in it and beside it. A run that is being written is refused.",
         epilog="Any tar unpacks it: tar --zstd -xf ARCHIVE",
     )
-    command.add_argument("targets", type=Path, nargs="+", metavar="RUN|PATH", help=_RUN)
+    command.add_argument("targets", type=_path, nargs="+", metavar="RUN|PATH", help=_RUN)
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="where archives go (STATE/archives)"
+        "--out", type=_path, metavar="DIR", help="where archives go (STATE/archives)"
     )
     command.add_argument(
         "--remove",
@@ -106,10 +107,10 @@ def _add_restore(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "file has the sha256 of the manifest; what exists is never replaced.",
     )
     command.add_argument(
-        "archive", type=Path, metavar="ARCHIVE", help="the file, or its name in STATE/archives"
+        "archive", type=_path, metavar="ARCHIVE", help="the file, or its name in STATE/archives"
     )
     command.add_argument(
-        "--to", type=Path, metavar="DIR", help="what it becomes instead; must not exist yet"
+        "--to", type=_path, metavar="DIR", help="what it becomes instead; must not exist yet"
     )
 
 
@@ -121,19 +122,27 @@ def _add_billing(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "prices, put Modal's own report beside it if asked, and write both to "
         "STATE/billing/RUN.json. Reports that were fetched before are kept.",
     )
-    command.add_argument("run", type=Path, metavar="RUN", help=_RUN)
+    command.add_argument("run", type=_path, metavar="RUN", help=_RUN)
     command.add_argument(
         "--fetch", action="store_true", help="ask Modal for its report of the run's hours"
     )
     command.add_argument("--gpu", help="price the run's GPUs as these, such as A100-80GB")
     command.add_argument(
-        "--prices", type=Path, default=DEFAULT_PRICES, help="the price table (%(default)s)"
+        "--prices", type=_path, default=DEFAULT_PRICES, help="the price table (%(default)s)"
     )
+
+
+def _path(text: str) -> Path:
+    """A path that says something."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty: name a run, a file or a folder")
+    return Path(text)
 
 
 def main(argv: list[str]) -> int:
     """Run the command."""
     options = build_parser().parse_args(argv)
+    check_state(options.state)
     if options.command != "restore" and not options.state.is_dir():
         raise ConfigurationError(
             "no such state directory",

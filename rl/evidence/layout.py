@@ -275,8 +275,10 @@ def open_path(path: Path) -> CampaignDir:
     directory = CampaignDir(path)
     if not directory.frozen.is_file():
         what = "holds no frozen.json" if path.is_dir() else "no such directory"
+        if path.is_file():
+            what = "is a file"
         raise EvidenceError(
-            what, str(path), "give the directory of a campaign, such as state/campaigns/RUN_ID"
+            what, str(path), "give the directory of a run, such as state/campaigns/RUN_ID"
         )
     return directory
 

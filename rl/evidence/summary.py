@@ -129,6 +129,12 @@ def load_evidence(directory: CampaignDir) -> Evidence:
             that nothing can have measured.
     """
     frozen = load_frozen(directory)
+    if frozen.kind != "campaign":
+        raise EvidenceError(
+            f"is a {frozen.kind}, and no campaign",
+            str(directory.root),
+            f"its numbers are in {directory.summary.name}",
+        )
     config = frozen.campaign_config()
     _refuse_absurd("frozen.json", {"created_at": frozen.created_at})
     metrics = directory.metrics_rows().read(live=True)

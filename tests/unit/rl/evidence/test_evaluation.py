@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl.errors import EvidenceError
 from rl.evidence.audit import audit
 from rl.evidence.evaluation import evaluation_lines, summarize_evaluation
 from rl.evidence.events import STOPPED, EventLog
 from rl.evidence.layout import CampaignDir
+from rl.evidence.summary import load_evidence
 from rl.evidence.telemetry import same_tokens, spread, telemetry, telemetry_lines
 from tests.unit.rl.evidence.evaluations import build_heldout, build_screen
 from tests.unit.rl.evidence.synthetic import episode, task
@@ -55,6 +57,11 @@ def test_its_summary_has_every_arm_task_and_comparison(evaluation: CampaignDir) 
     lines = "\n".join(evaluation_lines(summary))
     assert "48 graded of 48 planned" in lines
     assert "not significant" in lines
+
+
+def test_a_screen_has_no_report_of_a_campaign(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match="is a screen, and no campaign"):
+        load_evidence(build_screen(tmp_path))
 
 
 def test_a_screen_is_audited_by_the_same_command(tmp_path: Path) -> None:

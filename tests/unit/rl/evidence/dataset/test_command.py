@@ -77,6 +77,7 @@ def test_options_reach_the_export(
     ("argv", "message"),
     [
         (["build", "nowhere", "--out", "out"], "nowhere: no such directory"),
+        (["build", __file__, "--out", "out"], "is a file"),
         (["verify", "nowhere"], "nowhere/manifest.json: missing"),
         (["build", ".", "--out", "out"], "holds no frozen.json"),
     ],
@@ -94,7 +95,15 @@ def test_bad_input_is_one_message(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("argv", [["--shard-mb", "0"], ["--pairs-per-group", "x"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--shard-mb", "0"],
+        ["--pairs-per-group", "x"],
+        ["--shard-mb", "nan"],
+        ["--license", "x\ny: 1"],
+    ],
+)
 def test_numbers_are_checked(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(["build", "c", "--out", "o", *argv]) == 2
     assert f"argument {argv[0]}:" in capsys.readouterr().err
