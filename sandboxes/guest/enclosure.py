@@ -30,7 +30,7 @@ from sandboxes.guest.kernel import (
     setns,
     unshare,
 )
-from sandboxes.guest.shell import IGNORED_BY_PYTHON
+from sandboxes.guest.shell import RESET_SIGNALS
 from sandboxes.guest.syscalls import PR_SET_NO_NEW_PRIVS
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
@@ -139,7 +139,7 @@ def _enter(order: Order) -> None:
         [bwrap, "--info-fd", str(info_end), *arguments, WITNESS],
         WITNESS_ENV,
         file_actions=[(os.POSIX_SPAWN_DUP2, ours, theirs) for ours, theirs in ends],
-        setsigdef=IGNORED_BY_PYTHON,
+        setsigdef=RESET_SIGNALS,
     )
     for fd in (info_end, answer_end, question_end):
         os.close(fd)

@@ -20,7 +20,7 @@ from sandboxes.guest.init import EXIT_TIMED_OUT
 from sandboxes.guest.kernel import prctl
 from sandboxes.guest.killing import descendants, kill_below
 from sandboxes.guest.output import Stream
-from sandboxes.guest.shell import IGNORED_BY_PYTHON, PR_SET_CHILD_SUBREAPER
+from sandboxes.guest.shell import PR_SET_CHILD_SUBREAPER, RESET_SIGNALS
 
 LOOK_EVERY_S = 0.02  # for the end of the shell, which wakes nobody
 
@@ -40,7 +40,7 @@ def run(command: str, limit_s: float, output_limit: int) -> int:
             (os.POSIX_SPAWN_DUP2, write, 2),
         ],
         setsid=True,
-        setsigdef=IGNORED_BY_PYTHON,
+        setsigdef=RESET_SIGNALS,
     )
     os.close(write)
     stream = Stream(read, output_limit)

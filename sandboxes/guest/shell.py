@@ -27,8 +27,15 @@ LAST_CAPABILITY = 40
 # setuid, setpcap, net_bind_service, net_raw, sys_chroot, audit_write, setfcap.
 KEPT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31)
 
-# Python ignores these, and a program keeps ignoring what was ignored when it started.
-IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+# Python ignores the first two, `nohup` and shells without job control the others, and a program
+# keeps ignoring what was ignored when it started.
+RESET_SIGNALS = (
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+)
 EXIT_CANNOT_RUN = 126
 FIRST_TO_DIE = "1000"  # the highest oom_score_adj
 
@@ -108,7 +115,7 @@ def start_shell(request: list[bytes], out: int, err: int, single_uid: bool) -> i
             (os.POSIX_SPAWN_DUP2, err, 2),
         ],
         setsid=True,
-        setsigdef=IGNORED_BY_PYTHON,
+        setsigdef=RESET_SIGNALS,
     )
 
 

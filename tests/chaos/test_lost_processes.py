@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rl.evidence.layout import CampaignDir
-from rl.evidence.traces import read_traces
 from tests.support.campaigns import events, processes_naming, start_scripted
 
 
@@ -26,7 +25,7 @@ def test_a_killed_process_is_replaced_and_its_attempts_are_masked(
 
     directory = CampaignDir(run.campaign)
     assert json.loads(directory.audit.read_text())["findings"] == []
-    records = list(read_traces(directory.trace("train")))
+    records = list(directory.episodes("train"))
     outcomes = Counter(record.outcome for record in records)
     assert [row.update for row in directory.metrics_rows().read()] == [1, 2, 3, 4, 5]
     assert outcomes["graded"] > 4 * 8  # groups may lose attempts to the fault, never a batch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.evidence.layout import CampaignDir
+from rl.evidence.layout import STAGES, CampaignDir
 from rl.evidence.traces import read_traces
 from tests.support.campaigns import (
     ROOT,
@@ -127,8 +127,7 @@ def test_an_interrupt_at_any_stage_stops_in_seconds_and_can_be_continued(
     assert done.returncode == 0, done.stdout + done.stderr
     directory = CampaignDir(campaign)
     assert json.loads(directory.audit.read_text())["findings"] == []
-    ids = [r.attempt_id for r in read_traces(directory.trace("train"))]
-    ids += [r.attempt_id for r in read_traces(directory.trace("heldout"))]
+    ids = [r.attempt_id for stage in STAGES for r in directory.episodes(stage)]
     assert len(ids) == len(set(ids))
     dispatched = {e["fields"]["attempt_id"] for e in events(campaign) if e["kind"] == "dispatch"}
     assert dispatched == set(ids)
