@@ -28,6 +28,7 @@ MAX_WORKER_LOSSES = 3  # of one worker and campaign: more is a fault that repeat
 TRAINER_START_S = 900.0
 RAYLET_START_S = 180
 START_GRACE_S = 60.0  # ending a former engine, and carrying the answer
+WHEREABOUTS_S = 5.0  # no more of the time for stopping than this
 STOP_GRACE_S = 15.0  # beyond the time that sandboxes have
 # Beside its slots a worker answers control calls.
 CONTROL_CALLS = 8
@@ -103,15 +104,18 @@ class Cluster:
 
     async def processes(self) -> dict[str, int]:
         """Ids of the engines' processes on this machine, by a name for messages."""
-        found: dict[str, int] = {}
-        for index, replica in enumerate(self.replicas):
-            try:
-                host, ids = await call(replica.whereabouts.remote(), STOP_GRACE_S, "replica")
-            except InfrastructureError:  # it is gone, or was never there
-                continue
-            if host == socket.gethostname():
-                found |= {f"process {pid} of replica {index}": pid for pid in ids}
-        return found
+        calls = [
+            call(replica.whereabouts.remote(), WHEREABOUTS_S, f"replica {index}")
+            for index, replica in enumerate(self.replicas)
+        ]
+        # One that fails, or is gone, must not keep the others from being stopped.
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return {
+            f"process {pid} of replica {index}": pid
+            for index, answer in enumerate(answers)
+            if not isinstance(answer, BaseException) and answer[0] == socket.gethostname()
+            for pid in answer[1]
+        }
 
     async def stop(self) -> list[str]:
         """Stop everything in order; returns what did not stop by itself."""
