@@ -1,39 +1,32 @@
-"""The campaign's actors: started together, stopped in order.
+"""The run's actors in one pair of hands, stopped in order (`actors.starting` starts them).
 
 Invariants:
 - Whatever was started is stopped, also when a start fails half-way or the
   person at the terminal interrupts it; engines first lose their work, then
   their processes, then their actors.
-- No actor restarts by itself: a restart is a decision of the campaign.
-- Every actor has a name and lives in the campaign's own Ray namespace.
+- What was reserved is given back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.calls import call, together
-from rl.config import CampaignConfig, ServingConfig
+from actors.calls import call
+from actors.nodes import Nodes
+from actors.placement import Placement
+from rl.config import ServingConfig
 from rl.errors import ActorLostError, InfrastructureError
 
-WORKER_START_S = 180.0
 MAX_WORKER_LOSSES = 3  # of one worker and campaign: more is a fault that repeats
-TRAINER_START_S = 900.0
 RAYLET_START_S = 180
-START_GRACE_S = 60.0  # ending a former engine, and carrying the answer
 WHEREABOUTS_S = 5.0  # no more of the time for stopping than this
 STOP_GRACE_S = 15.0  # beyond the time that sandboxes have
-# Beside its slots a worker answers control calls.
-CONTROL_CALLS = 8
-# Threads that share cores must sleep, not spin, while they wait.
-SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "HARBOR_TELEMETRY": "0"}
 
 
 @dataclass
@@ -78,6 +71,8 @@ class Cluster:
 
     Attributes:
         placed: the worker of each attempt that runs.
+        placement: what is reserved for the run.
+        nodes: where its actors lie, and what they left there.
     """
 
     config: ServingConfig
@@ -87,6 +82,20 @@ class Cluster:
     placed: dict[str, WorkerSlots] = field(default_factory=dict[str, WorkerSlots])
     broadcaster: Any = None
     trainer: Any = None
+    placement: Placement | None = None
+    nodes: Nodes | None = None
+
+    @property
+    def placed_at(self) -> Placement:
+        """What was reserved."""
+        assert self.placement is not None, "reserve comes first"
+        return self.placement
+
+    @property
+    def sites(self) -> Nodes:
+        """The nodes that the actors lie on."""
+        assert self.nodes is not None, "reserve comes first"
+        return self.nodes
 
     def free_worker(self) -> WorkerSlots:
         """The worker with the most free slots; takes one of them."""
@@ -136,6 +145,17 @@ class Cluster:
             if handle is not None:
                 _kill(handle)
         self.workers, self.replicas, self.broadcaster, self.trainer = [], [], None, None
+        return problems + await self._leave()
+
+    async def _leave(self) -> list[str]:
+        """Bring the logs home and give the nodes back; returns what could not be had."""
+        problems: list[str] = []
+        if self.nodes is not None:
+            problems = await self.nodes.fetch_logs()
+            self.nodes.close()
+        if self.placement is not None:
+            self.placement.release()
+        self.nodes, self.placement = None, None
         return problems
 
 
@@ -185,122 +205,6 @@ def connect(address: str | None, namespace: str, dashboard: bool = True) -> str:
             "check the address with `ray status`, or unset RAY_ADDRESS to run on this machine",
         ) from error
     return context.dashboard_url or ""
-
-
-async def start_serving(
-    cluster: Cluster,
-    model_dir: Path,
-    run_dir: Path,
-    task_root: Path,
-    run_id: str | None = None,
-    note: Callable[[str], None] = lambda _: None,
-    *,
-    publishing: bool = True,
-) -> None:
-    """Start replicas, broadcaster and episode workers; all are ready on return.
-
-    Args:
-        cluster: gets the handles.
-        model_dir: base weights and tokenizer.
-        run_dir: replicas keep their logs and adapters below it.
-        task_root: folder of the task packages.
-        run_id: the campaign's, by which its remote sandboxes are found again.
-        note: told of each replica that serves.
-        publishing: whether versions will be published, so that there is a broadcaster.
-
-    Raises:
-        CampaignError: something did not start; the caller stops the cluster.
-    """
-    from actors.broadcaster import WeightBroadcaster
-    from actors.episodes import EpisodeWorker
-    from actors.replica import Replica
-
-    config = cluster.config
-    api_key = secrets.token_urlsafe(24)
-    need = config.resources
-    for index in range(config.engine.replicas):
-        actor = _remote(
-            Replica, f"replica-{index}", need.replica_cpus, need.replica_gpus, CONTROL_CALLS
-        )
-        cluster.replicas.append(actor.remote(index, config, model_dir, run_dir, api_key))
-    for index, slots in enumerate(_split(config.episodes.concurrency, config.episodes.workers)):
-
-        def start(losses: int, index: int = index, slots: int = slots) -> Any:
-            actor = _remote(
-                EpisodeWorker,
-                f"episodes-{index}.{losses}",
-                need.worker_cpus,
-                max_concurrency=slots + CONTROL_CALLS,
-            )
-            return actor.remote(index, config, model_dir, task_root, api_key, run_id)
-
-        cluster.workers.append(WorkerSlots(start, start(0), slots))
-    if publishing:
-        broadcaster = _remote(WeightBroadcaster, "broadcaster", 0.0, max_concurrency=CONTROL_CALLS)
-        cluster.broadcaster = broadcaster.remote(config, cluster.replicas)
-
-    async def start_replica(index: int, replica: Any) -> str:
-        # Longer than the replica's own limit, whose message names the engine's log.
-        deadline = config.engine.start_timeout_s + START_GRACE_S
-        url: str = await call(replica.start.remote(), deadline, f"replica {index} start")
-        note(f"replica {index} serves at {url}")
-        return url
-
-    workers = [
-        call(worker.handle.ready.remote(), WORKER_START_S, f"episode worker {index} start")
-        for index, worker in enumerate(cluster.workers)
-    ]
-    replicas = [start_replica(index, replica) for index, replica in enumerate(cluster.replicas)]
-    started = await together(*replicas, *workers)
-    cluster.base_urls = started[: len(replicas)]
-
-
-async def start_trainer(
-    cluster: Cluster,
-    config: CampaignConfig,
-    model_dir: Path,
-    checkpoints: Path,
-    resume: Path | None,
-) -> int:
-    """Start the trainer; returns the version it stands at.
-
-    Raises:
-        CampaignError: the model does not load, or there is too little memory.
-    """
-    from actors.prime_trainer import PrimeTrainer
-    from actors.trainer import Trainer
-
-    need, prime = config.resources, config.trainer.prime
-    backend = Trainer if prime is None else PrimeTrainer
-    deadline = TRAINER_START_S + (0.0 if prime is None else prime.start_timeout_s)
-    actor = _remote(backend, "trainer", need.trainer_cpus, need.trainer_gpus)
-    cluster.trainer = actor.remote(config, model_dir, checkpoints, resume)
-    version: int = await call(cluster.trainer.ready.remote(), deadline, "trainer start")
-    return version
-
-
-def _remote(
-    cls: type, name: str, cpus: float, gpus: float = 0.0, max_concurrency: int | None = None
-) -> Any:
-    """The actor class with its name, resources and concurrent calls."""
-    import ray
-
-    actor: Any = ray.remote(cls)
-    concurrency = {} if max_concurrency is None else {"max_concurrency": max_concurrency}
-    return actor.options(
-        **concurrency,
-        name=name,
-        num_cpus=cpus,
-        num_gpus=gpus,
-        max_restarts=0,
-        runtime_env={"env_vars": SHARED_CORES},
-    )
-
-
-def _split(slots: int, workers: int) -> list[int]:
-    """Slots spread over workers as evenly as can be."""
-    base, extra = divmod(slots, workers)
-    return [base + (index < extra) for index in range(workers)]
 
 
 def _kill(handle: Any) -> None:

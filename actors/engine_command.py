@@ -3,7 +3,7 @@
 Invariants:
 - Pure: nothing is started, and only the presence of an interpreter is read.
 - The API key travels in the environment, never on the command line, and the
-  server listens on the loopback address only.
+  server listens on one address: the loopback's, or its node's in the cluster.
 - The engine applies nothing of its own to the policy's distribution: logprobs
   are those of the processed (tempered) distribution, and the sampling defaults
   that a model directory may carry are switched off.
@@ -87,6 +87,7 @@ def engine_command(
     cores: Sequence[int],
     environ: Mapping[str, str],
     repository: Path = REPOSITORY,
+    host: str = HOST,
 ) -> EngineCommand:
     """The command of replica `index`.
 
@@ -99,19 +100,25 @@ def engine_command(
         cores: those that this machine may use.
         environ: the environment to build on.
         repository: where the project lies.
+        host: the address that it listens on.
 
     Raises:
         ConfigurationError: the engine cannot run with these values.
     """
     build = _vllm if config.engine.kind == "vllm" else _scripted
-    argv = build(config, model_dir, port, environ, repository)
+    argv = build(config, model_dir, environ, repository)
+    argv += ["--host", host, "--port", str(port), *config.engine.extra_args]
     environment = {key: value for key, value in environ.items() if key not in NOT_INHERITED}
     environment[API_KEY_VARIABLE] = api_key
     if config.engine.kind == "vllm":
         environment |= _vllm_environment(config.engine, index, cores)
     else:
         environment["PYTHONPATH"] = str(repository)
-    return EngineCommand(tuple(argv), environment, f"http://{HOST}:{port}")
+    return EngineCommand(tuple(argv), environment, f"http://{_in_url(host)}:{port}")
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def replica_cores(index: int, count: int, cores: Sequence[int]) -> list[int]:
@@ -131,14 +138,12 @@ def replica_cores(index: int, count: int, cores: Sequence[int]) -> list[int]:
 def _vllm(
     config: ServingConfig,
     model_dir: Path,
-    port: int,
     environ: Mapping[str, str],
     repository: Path,
 ) -> list[str]:
     engine = config.engine
     argv = [engine_python(environ, repository), "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(model_dir), "--served-model-name", BASE_MODEL_NAME]
-    argv += ["--host", HOST, "--port", str(port)]
     argv += ["--dtype", config.model.dtype, "--seed", str(config.seed)]
     argv += ["--max-model-len", str(engine.max_model_len)]
     argv += ["--max-num-seqs", str(engine.max_num_seqs)]
@@ -157,13 +162,12 @@ def _vllm(
         argv += ["--block-size", str(_block_size(engine, engine.block_size))]
     if engine.device == "cpu":
         argv.append("--enforce-eager")
-    return [*argv, *engine.extra_args]
+    return argv
 
 
 def _scripted(
     config: ServingConfig,
     model_dir: Path,
-    port: int,
     environ: Mapping[str, str],
     repository: Path,
 ) -> list[str]:
@@ -172,10 +176,9 @@ def _scripted(
     if scripted is None:
         raise ConfigurationError("the scripted engine has no behaviour", "engine.scripted")
     argv = [sys.executable, "-m", "actors.scripted_engine", "--model", str(model_dir)]
-    argv += ["--served-model-name", BASE_MODEL_NAME, "--host", HOST, "--port", str(port)]
+    argv += ["--served-model-name", BASE_MODEL_NAME]
     argv += ["--max-model-len", str(config.engine.max_model_len)]
-    argv += ["--behaviour", scripted.model_dump_json()]
-    return [*argv, *config.engine.extra_args]
+    return [*argv, "--behaviour", scripted.model_dump_json()]
 
 
 def _vllm_environment(engine: EngineConfig, index: int, cores: Sequence[int]) -> dict[str, str]:

@@ -34,20 +34,21 @@ FIRST_TOKEN_TIMEOUT_S = 120.0  # the first generation may compile kernels
 FIRST_PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)  # ids that every vocabulary has
 
 
-def free_port() -> int:
-    """A port on the loopback address that nothing listens on.
+def free_port(host: str = HOST) -> int:
+    """A port on an address of this machine that nothing listens on.
 
     Raises:
         InfrastructureError: none was found.
     """
     for port in random.SystemRandom().sample(PORTS, PORT_TRIES):
-        with socket.socket() as probe:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as probe:
             try:
-                probe.bind((HOST, port))
+                probe.bind((host, port))
             except OSError:
                 continue  # in use
             return port
-    raise InfrastructureError(f"no free port in {PORTS.start}-{PORTS.stop - 1}")
+    raise InfrastructureError(f"no free port on {host} in {PORTS.start}-{PORTS.stop - 1}")
 
 
 class EngineProcess(GuardedProcess):

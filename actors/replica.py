@@ -25,7 +25,7 @@ from shutil import rmtree
 
 from actors.adapter_files import policy_name, write_adapter
 from actors.adapter_ref import AdapterRef
-from actors.engine_command import BASE_MODEL_NAME, engine_command
+from actors.engine_command import BASE_MODEL_NAME, HOST, engine_command
 from actors.engine_metrics import parse_metrics
 from actors.engine_process import EngineProcess, free_port
 from rl.agent.client import EngineClient
@@ -59,8 +59,10 @@ class Replica:
         model_dir: Path,
         run_dir: Path,
         api_key: str | None = None,
+        host: str = HOST,
     ) -> None:
         self.index = index
+        self._host = host
         self.home = run_dir / f"replica-{index}"
         self.api_key = api_key or secrets.token_urlsafe(32)
         self._config = config
@@ -99,10 +101,11 @@ class Replica:
             self._config,
             self.index,
             self._model_dir,
-            free_port(),
+            free_port(self._host),
             self.api_key,
             sorted(os.sched_getaffinity(0)),
             os.environ,
+            host=self._host,
         )
         log = self.home / f"engine-{self._starts}.log"
         process = self._process = EngineProcess(command, log, self._client)

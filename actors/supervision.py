@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.calls import call
-from actors.cluster import START_GRACE_S, Cluster
+from actors.cluster import Cluster
+from actors.starting import START_GRACE_S
 from rl.config import CampaignConfig
 from rl.errors import EngineError, InfrastructureError
 from rl.evidence.recorder import Recorder

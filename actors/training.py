@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from actors.adapter_ref import AdapterRef
@@ -85,6 +86,11 @@ class _Failed:
 _Event = _AttemptEnded | _UpdateEnded | _Published | ReplicaEvent | _Failed
 
 
+async def _where_it_is(cluster: Cluster, path: Path) -> Path:
+    del cluster
+    return path
+
+
 @dataclass
 class TrainingLoop:
     """Trains until the last update is made and checkpointed.
@@ -95,6 +101,7 @@ class TrainingLoop:
         scheduler: at the trainer's version.
         tasks: training tasks, by the scheduler's task index.
         eval_tasks: held-out tasks of evaluations on the way, by cell.
+        bring_home: brings a checkpoint from the trainer's node to the driver.
         recorder: where evidence goes.
         progress: what the person sees.
     """
@@ -106,6 +113,7 @@ class TrainingLoop:
     recorder: Recorder
     progress: Progress
     eval_tasks: Sequence[TaskRef] = ()
+    bring_home: Callable[[Cluster, Path], Awaitable[Path]] = _where_it_is
     _events: asyncio.Queue[_Event] = field(default_factory=asyncio.Queue[_Event])
     _jobs: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     _records: dict[str, list[EpisodeRecord]] = field(default_factory=dict[str, list[EpisodeRecord]])
@@ -336,7 +344,8 @@ class TrainingLoop:
         done, limit = frontier["updates_done"], self.config.limits.checkpoint_s
         async with self.recorder.lifecycle.step("checkpoint", limit, f"update {done}"):
             ref = self.cluster.trainer.checkpoint.remote(frontier, self.config.digest())
-            path = await call(ref, limit, "trainer checkpoint")
+            written = await call(ref, limit, "trainer checkpoint")
+            path = str(await self.bring_home(self.cluster, Path(written)))
         self.recorder.events.append("checkpoint", path=path, updates_done=done)
 
     # ---- events ---------------------------------------------------------

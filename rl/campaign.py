@@ -6,14 +6,17 @@ those of `rl.run`, and a continued campaign is what was frozen.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 from actors.calls import call, together
-from actors.cluster import Cluster, start_trainer
+from actors.cluster import Cluster
 from actors.evaluation import Arm, EvaluationLoop
+from actors.placement import TRAINER
+from actors.starting import start_trainer
 from actors.training import TrainingLoop
 from rl.config import CampaignConfig
 from rl.errors import EvidenceError
@@ -111,6 +114,7 @@ class Campaign(Run[CampaignConfig]):
         """Start all actors that what is left of the campaign needs."""
         self._stage("start", f"{self.config.engine.replicas} replicas, trainer, episode workers")
         await self._connect()
+        await self._reserve(cluster, trainer=True)
         starts = [self._serve(cluster, publishing=True)]
         if self._updates_done() < self.config.schedule.updates:
             starts.append(self._start_trainer(cluster))
@@ -118,9 +122,7 @@ class Campaign(Run[CampaignConfig]):
         self.progress.note(f"{len(cluster.workers)} episode workers are ready")
 
     async def _start_trainer(self, cluster: Cluster) -> None:
-        version = await start_trainer(
-            cluster, self.config, self.model.path, self.directory.checkpoints, self._checkpoint()
-        )
+        version = await start_trainer(cluster, self.config, self._checkpoint())
         self.progress.note(f"trainer stands at version {version}")
 
     async def _train(self, cluster: Cluster) -> None:
@@ -138,6 +140,7 @@ class Campaign(Run[CampaignConfig]):
             self.recorder,
             self.progress,
             eval_tasks=self.tasks.heldout[: self.config.eval_tasks],
+            bring_home=self._bring_home,
         )
         await loop.run()
         planned, why = self.config.eval_versions, "training ended before it was current"
@@ -161,8 +164,12 @@ class Campaign(Run[CampaignConfig]):
         trainer = self.config.trainer
         # The trainer's, which has just been stopped.
         gpus = self.config.resources.trainer_gpus if trainer.torch_device == "cuda" else 0.0
-        task = ray.remote(num_cpus=0, num_gpus=gpus)(verify_checkpoint)
-        ref = task.remote(path, self.model.path, self.config)
+        placed, sites = cluster.placed_at, cluster.sites
+        node = placed.node_of(TRAINER)
+        place = placed.strategy(TRAINER)
+        task = ray.remote(num_cpus=0, num_gpus=gpus, scheduling_strategy=place)(verify_checkpoint)
+        there = await sites.send_run_folder(node, path.resolve())
+        ref = task.remote(there, sites.sites[node].model, self.config)
         adapter, difference = await call(ref, VERIFY_S, "checkpoint verification")
         self.progress.note(f"it reproduces the trainer's logprobs to {difference:.1e} nats")
         final = f"step{updates}"
@@ -207,6 +214,14 @@ class Campaign(Run[CampaignConfig]):
             )
 
     # ---- inside ---------------------------------------------------------
+
+    async def _bring_home(self, cluster: Cluster, path: Path) -> Path:
+        """A checkpoint where the driver runs, whatever node the trainer has written it on."""
+        home = await cluster.sites.fetch_run_folder(cluster.placed_at.node_of(TRAINER), path)
+        if home != path:
+            keep = set(self.config.checkpoints.updates)
+            await asyncio.to_thread(checkpoint.prune, self.directory.checkpoints, keep)
+        return home
 
     def _checkpoint(self) -> Path | None:
         """The newest complete checkpoint."""

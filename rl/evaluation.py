@@ -132,6 +132,7 @@ class Evaluation(Run[ServingConfig]):
         async with self.recorder.lifecycle.step("start", self.config.limits.start_s):
             self._stage("start", f"{self.config.engine.replicas} replicas and episode workers")
             await self._connect()
+            await self._reserve(cluster)
             await self._serve(cluster, publishing=False)
         await self._count(cluster, "begin")
         await self._evaluate(cluster)

@@ -15,6 +15,9 @@ class LimitsConfig(Section):
         default=None, description="the provider's bound around it, s"
     )
     stall_s: Seconds = Field(default=1800.0, description="fails when nothing moves for so long, s")
+    placement_s: Seconds = Field(
+        default=60.0, description="how long resources that others use are waited for, s"
+    )
     start_s: Seconds = Field(default=1800.0, description="limit of starting all actors, s")
     drain_s: Seconds = Field(
         default=120.0, description="limit of ending the attempts in flight when training ends, s"

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actors.calls import in_thread
-from actors.cluster import RAYLET_START_S, Cluster, connect, start_serving, still_running
+from actors.cluster import RAYLET_START_S, Cluster, connect, still_running
+from actors.nodes import Site
+from actors.starting import reserve, start_serving
 from rl.config import ServingConfig
 from rl.errors import DeadlineExceeded
 from rl.evidence.events import STOPPED
@@ -187,17 +189,17 @@ class Run[ConfigT: ServingConfig](ABC):
         if dashboard:
             self.progress.note(f"Ray dashboard at http://{dashboard}")
 
+    async def _reserve(self, cluster: Cluster, *, trainer: bool = False) -> None:
+        """Reserve the run's part of the cluster; bring its nodes what they lack."""
+        root = self.directory.root.resolve()
+        home = Site(None, self.model.path.resolve(), self.task_root.resolve(), root)
+        run_id, note = self.directory.run_id, self.progress.note
+        await reserve(cluster, run_id, home, note, trainer=trainer)
+
     async def _serve(self, cluster: Cluster, *, publishing: bool) -> None:
         """Start replicas and episode workers, and a broadcaster if versions are published."""
-        await start_serving(
-            cluster,
-            self.model.path,
-            self.directory.logs,
-            self.task_root,
-            self.directory.run_id,
-            self.progress.note,
-            publishing=publishing,
-        )
+        run_id, note = self.directory.run_id, self.progress.note
+        await start_serving(cluster, run_id, note, publishing=publishing)
 
     async def _stop(self, cluster: Cluster) -> None:
         """Stop every actor, then Ray itself if it was started here."""

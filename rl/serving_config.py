@@ -20,6 +20,7 @@ from rl.values import (
     AtLeastTwo,
     Commit,
     Fraction,
+    Labels,
     NonNegative,
     Positive,
     PositiveAmount,
@@ -193,6 +194,11 @@ class ResourcesConfig(Section):
     trainer_cpus: Amount = Field(default=0.0, description="logical CPUs of the trainer")
     replica_cpus: Amount = Field(default=0.0, description="logical CPUs of each replica")
     worker_cpus: Amount = Field(default=0.0, description="logical CPUs of an episode worker")
+    trainer_labels: Labels = Field(
+        default={}, description="labels of the node that the trainer runs on, as Ray selects them"
+    )
+    replica_labels: Labels = Field(default={}, description="the same for the replicas")
+    worker_labels: Labels = Field(default={}, description="the same for the episode workers")
 
 
 class ServingConfig(Section):

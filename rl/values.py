@@ -36,6 +36,8 @@ def _plain_text(value: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_plain_text)]
+# Ray's node labels, by key; a value may be a selector: "h100", "!spot", "in(a,b)".
+Labels = dict[Text, Text]
 Flag = Annotated[bool, Field(strict=True)]
 Positive = Annotated[int, Field(gt=0, le=MAX_INT, strict=True)]
 NonNegative = Annotated[int, Field(ge=0, le=MAX_INT, strict=True)]

@@ -11,8 +11,10 @@ import ray
 
 from actors.attempts import run_on_worker
 from actors.calls import call
-from actors.cluster import Cluster, connect, start_serving
+from actors.cluster import Cluster, connect
 from actors.episodes import attempt_seed
+from actors.nodes import Site
+from actors.starting import reserve, start_serving
 from rl.config_file import parse_config
 from rl.prepare import prepare_tasks
 from rl.records import AttemptSpec, EpisodeRecord
@@ -57,7 +59,8 @@ def test_128_episodes_are_in_flight_at_once_and_each_ends_once(tmp_path: Path) -
 async def _run_all(config, root, train, tmp_path) -> tuple[list[EpisodeRecord], int]:
     cluster = Cluster(config)
     try:
-        await start_serving(cluster, tmp_path / "model", tmp_path / "logs", root)
+        await reserve(cluster, "many", Site(None, tmp_path / "model", root, tmp_path))
+        await start_serving(cluster, "many")
         attempts = [
             asyncio.ensure_future(
                 run_on_worker(cluster, _spec(cluster, train, number), config.episodes.deadline_s)

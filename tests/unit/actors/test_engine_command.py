@@ -21,13 +21,14 @@ def test_cpu_command_is_golden() -> None:
     )
     assert " ".join(command.argv[1:]) == (
         "-m vllm.entrypoints.openai.api_server --model /model --served-model-name base "
-        "--host 127.0.0.1 --port 20100 --dtype float32 --seed 5 --max-model-len 512 "
+        "--dtype float32 --seed 5 --max-model-len 512 "
         "--max-num-seqs 16 --tensor-parallel-size 1 --generation-config vllm "
         "--logprobs-mode processed_logprobs --enable-prefix-caching "
         "--disable-uvicorn-access-log --scheduling-policy priority --enable-lora "
         "--max-lora-rank 16 --max-loras 2 --max-cpu-loras 4 "
         "--lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj "
-        "--kv-cache-memory-bytes 67108864 --block-size 32 --enforce-eager"
+        "--kv-cache-memory-bytes 67108864 --block-size 32 --enforce-eager "
+        "--host 127.0.0.1 --port 20100"
     )
     assert command.argv[0] == PYTHON
     assert command.environment == {
@@ -41,6 +42,17 @@ def test_cpu_command_is_golden() -> None:
         "TORCHDYNAMO_DISABLE": "1",
     }
     assert command.base_url == "http://127.0.0.1:20100"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("10.1.2.3", "http://10.1.2.3:20100"), ("fd00::7", "http://[fd00::7]:20100")]
+)
+def test_an_engine_that_others_ask_listens_on_its_nodes_address_alone(host: str, url: str) -> None:
+    command = engine_command(
+        engine_campaign("vllm"), 0, Path("/model"), 20100, "key", [0], ENVIRON, host=host
+    )
+    assert command.argv[-4:] == ("--host", host, "--port", "20100")
+    assert command.base_url == url
 
 
 def test_cuda_command_leaves_compilation_and_cores_to_the_engine() -> None:
