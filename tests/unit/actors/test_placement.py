@@ -20,8 +20,8 @@ def node(name: str, gpus: float = 0.0, cpus: float = 8.0, **labels: str) -> Node
     return Node(name, name, f"10.0.0.{name}", {"GPU": gpus, "CPU": cpus}, labels)
 
 
-def gpu(role: str, gpus: float = 1.0, cpus: float = 1.0, **labels: str) -> Bundle:
-    return Bundle(role, {"GPU": gpus, "CPU": cpus}, labels)
+def gpu(role: str, gpus: float = 1.0, pool: str | None = None) -> Bundle:
+    return Bundle(role, {"GPU": gpus, "CPU": 1.0}, {} if pool is None else {"pool": pool})
 
 
 THREE = [gpu("trainer"), gpu("replica 0"), gpu("replica 1"), Bundle("worker 0", {"CPU": 1.0}, {})]
@@ -133,8 +133,8 @@ def test_no_cluster_that_could_hold_a_run_is_refused(
     nodes = [
         node(str(n), gpus, cpus, pool=pool) for n, (gpus, cpus, pool) in enumerate(given_nodes)
     ]
-    labels = {"pool": "a"} if labelled else {}
-    wanted = [gpu("trainer", trainer, **labels)] if trainer else []
+    pool = "a" if labelled else None
+    wanted = [gpu("trainer", trainer, pool)] if trainer else []
     wanted += [gpu(f"replica {n}") for n in range(replicas)]
     wanted += [Bundle(f"worker {n}", {"CPU": 1.0}, {}) for n in range(workers)]
     assume(wanted)
