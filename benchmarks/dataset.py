@@ -103,7 +103,8 @@ def _as_engines_do(logprob: float) -> float:
 def write_campaign(root: Path, count: int) -> Path:
     """A campaign's directory that holds `count` training episodes and nothing else."""
     from rl.config_file import parse_config
-    from rl.evidence.frozen import CodePin, ModelPin, freeze
+    from rl.evidence.code_pin import CodePin
+    from rl.evidence.frozen import ModelPin, freeze
     from rl.evidence.layout import create
     from rl.evidence.traces import TraceWriter
     from rl.records import TaskRef

@@ -65,7 +65,11 @@ class ScheduleConfig(Section):
         "ones; beyond it they are kept and contribute no gradient",
     )
     min_group: AtLeastTwo = Field(default=2, description="fewest graded attempts to train on")
-    attempt_retries: NonNegative = Field(default=2, description="relaunches of a masked attempt")
+    attempt_retries: NonNegative = Field(
+        default=2,
+        description="relaunches of a masked attempt; a group shares those of its attempts, so "
+        "that a lost replica, which masks half of every group at once, costs no group its size",
+    )
 
     @model_validator(mode="after")
     def _whole_groups(self) -> ScheduleConfig:
@@ -76,6 +80,11 @@ class ScheduleConfig(Section):
         if self.min_group > self.group_size:
             raise ValueError("min_group may not exceed group_size")
         return self
+
+    @property
+    def group_retries(self) -> int:
+        """Relaunches of masked attempts in one group."""
+        return self.attempt_retries * self.group_size
 
     @property
     def groups_per_batch(self) -> int:

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 import typing
 from copy import deepcopy
@@ -36,20 +37,21 @@ def load_config[T: BaseModel](
     """Read and validate the configuration file at `path`.
 
     Args:
-        path: a TOML file.
+        path: a TOML file; or a `.json` file of the same tree, as frozen.json holds one.
         overrides: values by dotted key that replace the file's, such as
             `{"seed": 3, "engine.replicas": 1}`.
         model: what kind of configuration it is.
 
     Raises:
-        ConfigurationError: the file is missing or no TOML, a key is unknown or
+        ConfigurationError: the file is missing or can't be read, a key is unknown or
             has the wrong type, or the values contradict each other.
     """
     if not path.exists():
         raise ConfigurationError(
             "no such configuration file", str(path), "see configs/ for the shipped ones"
         )
-    data = replaced(read_toml(path), overrides or {})
+    read = read_json if path.suffix == ".json" else read_toml
+    data = replaced(read(path), overrides or {})
     return parse_config(data, where=str(path), model=model)
 
 
@@ -72,14 +74,9 @@ def read_toml(path: Path, refusal: type[ConfigurationError] = ConfigurationError
         ConfigurationError: of type `refusal`; it can't be read, or is no TOML.
     """
     where = str(path)
+    text = _text(path, refusal, "TOML")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        what = f"cannot be read: {(error.strerror or str(error)).lower()}"
-        raise refusal(what, where, "name a TOML file that this user may read") from None
-    except UnicodeDecodeError as error:
-        what = f"cannot be read: no UTF-8 text ({error.reason} at byte {error.start})"
-        raise refusal(what, where, "save the file as UTF-8") from None
+        data = tomllib.loads(text)
     except RecursionError:
         what = "not valid TOML: nested too deeply"
         raise refusal(what, where, "remove the nested brackets") from None
@@ -88,6 +85,43 @@ def read_toml(path: Path, refusal: type[ConfigurationError] = ConfigurationError
         raise refusal(what, where, "correct the file at that place") from None
     except ValueError:  # Python's own limit on the digits of an integer
         raise refusal("not valid TOML: an integer is too long", where, _SHORTEN) from None
+    return _bounded(data, where, refusal)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ConfigurationError: it can't be read, or holds no JSON object.
+    """
+    where = str(path)
+    try:
+        data: Any = json.loads(_text(path, ConfigurationError, "JSON"))
+    except RecursionError:
+        what = "not valid JSON: nested too deeply"
+        raise ConfigurationError(what, where, "remove the nested brackets") from None
+    except ValueError as error:
+        what = f"not valid JSON: {error}"
+        raise ConfigurationError(what, where, "correct the file at that place") from None
+    if not isinstance(data, dict):
+        raise ConfigurationError("holds no object", where, "write a configuration as an object")
+    return _bounded(typing.cast(dict[str, Any], data), where, ConfigurationError)
+
+
+def _text(path: Path, refusal: type[ConfigurationError], kind: str) -> str:
+    """What a configuration file holds."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        what = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        raise refusal(what, str(path), f"name a {kind} file that this user may read") from None
+    except UnicodeDecodeError as error:
+        what = f"cannot be read: no UTF-8 text ({error.reason} at byte {error.start})"
+        raise refusal(what, str(path), "save the file as UTF-8") from None
+
+
+def _bounded(data: dict[str, Any], where: str, refusal: type[ConfigurationError]) -> dict[str, Any]:
+    """`data`, which has no integer beyond what TOML allows."""
     key = _oversized(data)
     if key is not None:
         raise refusal(f"'{key}': an integer beyond 64 bits", where, _SHORTEN)

@@ -63,7 +63,7 @@ def run_evaluation(options: argparse.Namespace, module: str, wanted: Wanted) -> 
         CampaignError: with a remedy; the directory can be continued.
     """
     from rl.evaluation import Evaluation
-    from rl.evidence.frozen import pin_code
+    from rl.evidence.code_pin import pin_code
     from rl.evidence.layout import CampaignDir, create, new_run_id
     from rl.prepare import prepare_model
     from rl.progress import Progress

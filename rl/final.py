@@ -40,6 +40,11 @@ def _parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print the plan, or the closing summary, as JSON"
     )
     parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="walk the whole launch and campaign on this machine, with a stand-in for what costs",
+    )
+    parser.add_argument(
         "--describe-config", action="store_true", help="list every configuration key and exit"
     )
     return parser
@@ -56,6 +61,8 @@ def main(argv: list[str]) -> int:
         return EXIT_OK
     if options.plan:
         return _plan(options)
+    if options.rehearse:
+        return _rehearse(options)
     directory = None
     try:
         if options.resume is not None:
@@ -108,9 +115,24 @@ def _plan(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _rehearse(options: argparse.Namespace) -> int:
+    """Walk what a launch would go through."""
+    from rl.rehearsing import rehearse
+
+    given = [name for name in ("resume", "run_id", "address") if getattr(options, name) is not None]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigurationError(
+            f"{names} can't be combined with --rehearse: it makes a run and a cluster of its own",
+            "--rehearse",
+            "leave it out",
+        )
+    return rehearse(_config(options), options.config or DEFAULT_CONFIG, options.state, options.json)
+
+
 def _run(options: argparse.Namespace, config: CampaignConfig) -> int:
     from rl.campaign import Campaign
-    from rl.evidence.frozen import pin_code
+    from rl.evidence.code_pin import pin_code
     from rl.evidence.layout import create, new_run_id, open_existing
     from rl.prepare import prepare_model, prepare_tasks
     from rl.progress import Progress

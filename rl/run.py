@@ -21,8 +21,9 @@ from actors.nodes import Site
 from actors.starting import reserve, start_serving
 from rl.config import ServingConfig
 from rl.errors import DeadlineExceeded
+from rl.evidence.code_pin import CodePin
 from rl.evidence.events import STOPPED
-from rl.evidence.frozen import CodePin, ModelPin
+from rl.evidence.frozen import ModelPin
 from rl.evidence.layout import CampaignDir
 from rl.evidence.recorder import Recorder
 from rl.evidence.rows import GateResult as GateRow

@@ -192,7 +192,7 @@ class Baseline(ABC):
             version=version,
             due=self._due(version),
             waiting=self._config.group_size,
-            retries=self._config.attempt_retries,
+            retries=self._config.group_retries,
         )
         self._draw += 1
         self._leases.acquire(version, group.group_id)

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -24,27 +22,14 @@ from pydantic import Field, ValidationError
 from rl.config import CampaignConfig, ModelConfig, ServingConfig
 from rl.config_file import parse_config
 from rl.errors import ConfigurationError, EvidenceError, first_problem
+from rl.evidence.code_pin import CodePin, code_differences
 from rl.evidence.layout import CampaignDir
 from rl.files import create_exclusive, json_bytes, read_errors, sha256_files
 from rl.records import Record, TaskRef
 from rl.screen_config import ScreenConfig
 
 _SHOWN_PAIRS = 5
-_GIT_TIMEOUT_S = 30.0  # a status of a large tree on a cold disk takes a few seconds
 _RESTORE: Final = "restore it from an archive, or start a new campaign under another --run-id"
-_PACKAGES: Final = (
-    "ray",
-    "torch",
-    "transformers",
-    "peft",
-    "safetensors",
-    "harbor",
-    "renderers",
-    "pydantic",
-    "numpy",
-    "zstandard",
-    "modal",
-)
 
 
 class ModelPin(Record):
@@ -54,18 +39,6 @@ class ModelPin(Record):
     source: str = Field(description="packaged, hub or path")
     pin: str = Field(description="commit, packaged file's sha256, or the local path")
     files: dict[str, str] = Field(description="sha256 by file of the model directory")
-
-
-class CodePin(Record):
-    """The program by content."""
-
-    commit: str | None = Field(description="git commit; None outside a checkout")
-    dirty: bool = Field(description="whether the checkout differs from the commit")
-    diff_sha256: str | None = Field(default=None, description="of the difference, if dirty")
-    source_sha256: str | None = Field(
-        default=None, description="of the tar in source.tar.zst: every source file; None: not kept"
-    )
-    packages: dict[str, str] = Field(description="version by package")
 
 
 class EvaluationPlan(Record):
@@ -233,7 +206,7 @@ def verify_frozen(
         *_task_differences("training", frozen.train, train),
         *_task_differences("held-out", frozen.heldout, heldout),
         *_model_differences(frozen.model, model),
-        *(_code_differences(frozen.code, code) if code is not None else []),
+        *(code_differences(frozen.code, code) if code is not None else []),
     ]
     if differences:
         raise ConfigurationError(
@@ -302,59 +275,6 @@ def pin_model(config: ModelConfig, directory: Path) -> ModelPin:
     return ModelPin(name=config.name, source=config.source, pin=pin, files=sha256_files(directory))
 
 
-def pin_code(root: Path) -> CodePin:
-    """Pin the project in `root`, a checkout or an installed copy.
-
-    Raises:
-        EvidenceError: git fails in a checkout.
-    """
-    packages = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
-    if not (root / ".git").exists():
-        return CodePin(commit=None, dirty=False, packages=packages)
-    commit = _git(root, "rev-parse", "HEAD").decode().strip()
-    difference = hashlib.sha256(_git(root, "diff", "HEAD", "--binary"))
-    untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z").split(b"\0")
-    for name in sorted(filter(None, untracked)):
-        path = root / name.decode(errors="surrogateescape")
-        difference.update(b"\0" + name + b"\0" + (path.read_bytes() if path.is_file() else b""))
-    dirty = bool(_git(root, "status", "--porcelain").strip())
-    return CodePin(
-        commit=commit,
-        dirty=dirty,
-        diff_sha256=difference.hexdigest() if dirty else None,
-        packages=packages,
-    )
-
-
-def _git(root: Path, *arguments: str) -> bytes:
-    try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(root), *arguments],
-            capture_output=True,
-            check=True,
-            timeout=_GIT_TIMEOUT_S,
-        )
-    except FileNotFoundError:
-        raise EvidenceError(
-            "git is not installed, so the code can't be pinned", str(root), "install git"
-        ) from None
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        detail = (error.stderr or b"").decode(errors="replace").strip() or str(error)
-        raise EvidenceError(
-            f"git {arguments[0]} failed: {detail}",
-            str(root),
-            f"make this work: git -C {root} {' '.join(arguments)}",
-        ) from error
-    return done.stdout
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _config_differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
     found: list[str] = []
     for key in sorted(old.keys() | new.keys()):
@@ -387,17 +307,3 @@ def _model_differences(old: ModelPin, new: ModelPin) -> list[str]:
     names = sorted(old.files.keys() | new.files.keys())
     changed = [name for name in names if old.files.get(name) != new.files.get(name)]
     return found + [f"model file {name} differs" for name in changed]
-
-
-def _code_differences(old: CodePin, new: CodePin) -> list[str]:
-    found = [
-        f"code {field}: {getattr(old, field)!r} -> {getattr(new, field)!r}"
-        for field in ("commit", "diff_sha256")
-        if getattr(old, field) != getattr(new, field)
-    ]
-    names = sorted(old.packages.keys() | new.packages.keys())
-    return found + [
-        f"package {name}: {old.packages.get(name)} -> {new.packages.get(name)}"
-        for name in names
-        if old.packages.get(name) != new.packages.get(name)
-    ]

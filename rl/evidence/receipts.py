@@ -32,6 +32,9 @@ from rl.files import create_exclusive, disk_errors, json_bytes, read_errors, syn
 from rl.records import Record
 
 RECEIPTS_ROOT: Final = Path("state/receipts")
+INTENT: Final = "intent.json"
+RECEIPT: Final = "receipt.json"
+RESOLUTION: Final = "resolution.json"
 _LOCK_POLL_S = 0.05
 # A reader looks whether the lock is free for microseconds; a launcher has it for longer.
 _CLAIM_WAIT_S = 5.0
@@ -77,6 +80,24 @@ class Ledger:
             "run it again",
         )
 
+    @contextmanager
+    def reclaim(self, entry: Entry) -> Generator[Intent]:
+        """Take up an ambiguous submission whose provider knows its id, and take it only once.
+
+        Asking such a provider again under the same id is safe: it has the submission, or
+        gets it now.
+
+        Raises:
+            ConfigurationError: it is not ambiguous, or its launcher lives.
+        """
+        intent = entry.intent
+        folder = self._folder(intent.run_id, intent.submission_id)
+        with self._lock(folder, _CLAIM_WAIT_S) as held:
+            if held and not (folder / RECEIPT).exists() and not (folder / RESOLUTION).exists():
+                yield intent
+                return
+        raise _taken(self._require(folder), self._hint(intent))
+
     def record(self, intent: Intent, calls: Mapping[str, str]) -> Receipt:
         """Write the receipt of `intent`.
 
@@ -90,7 +111,7 @@ class Ledger:
             calls=dict(calls),
             created_at=time.time(),
         )
-        create_exclusive(folder / "receipt.json", json_bytes(receipt))
+        create_exclusive(folder / RECEIPT, json_bytes(receipt))
         return receipt
 
     def resolve(
@@ -130,7 +151,7 @@ class Ledger:
             reason=reason.strip(),
             created_at=time.time(),
         )
-        create_exclusive(folder / "resolution.json", json_bytes(resolution))
+        create_exclusive(folder / RESOLUTION, json_bytes(resolution))
         return resolution
 
     def runs(self) -> list[str]:
@@ -190,6 +211,10 @@ class Ledger:
             if entry.standing == "ambiguous" and entry.intent.submission_id != other_than:
                 raise _taken(entry, self._hint(entry.intent))
 
+    def digest(self, intent: Intent) -> str:
+        """sha256 of the intent's file: by it a provider's record names the intent."""
+        return _sha256(self._intent_path(self._folder(intent.run_id, intent.submission_id)))
+
     def _hint(self, intent: Intent) -> str:
         where = "" if self.root == RECEIPTS_ROOT else f" --state {self.root.parent}"
         return f"python -m rl.receipts inspect {intent.run_id}{where}"
@@ -199,7 +224,7 @@ class Ledger:
 
     @staticmethod
     def _intent_path(folder: Path) -> Path:
-        return folder / "intent.json"
+        return folder / INTENT
 
     def _require(self, folder: Path) -> Entry:
         entry = self._read(folder)
@@ -218,8 +243,8 @@ class Ledger:
         intent = _load(path, Intent)
         if intent is None:
             return None
-        receipt = _load(folder / "receipt.json", Receipt)
-        resolution = _load(folder / "resolution.json", Resolution)
+        receipt = _load(folder / RECEIPT, Receipt)
+        resolution = _load(folder / RESOLUTION, Resolution)
         for of in (receipt, resolution):
             if of is not None and of.intent_sha256 != _sha256(path):
                 raise EvidenceError("is of another intent", str(folder), "restore both files")

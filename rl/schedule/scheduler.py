@@ -440,7 +440,7 @@ class Scheduler:
             version=version,
             due=self._window.admit(version),
             waiting=self._config.group_size,
-            retries=self._config.attempt_retries,
+            retries=self._config.group_retries,
         )
         self._leases.acquire(version, group.group_id)
         self._groups[group.group_id] = group

@@ -14,10 +14,10 @@ import pytest
 
 from actors.engine_command import engine_python
 from rl.learner.checkpoint import save_checkpoint
+from rl.learner.stand_in import make_tiny_model
 from rl.learner.state import LearnerState
 from tests.support.campaigns import ROOT, environment, processes_naming
 from tests.support.tiny_adapter import make_adapter
-from tests.support.tiny_model import make_tiny_model
 
 pytestmark = [
     pytest.mark.timeout(900),

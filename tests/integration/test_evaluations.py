@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl.evidence.layout import CampaignDir
+from rl.learner.stand_in import make_tiny_model
 from tests.support.campaigns import (
     SYSTEM,
     events,
@@ -18,7 +19,6 @@ from tests.support.campaigns import (
     write_config,
 )
 from tests.support.screens import run_command
-from tests.support.tiny_model import make_tiny_model
 
 REPLIES = ["```bash\nmkdir -p a\n```", "```bash\nls\n```"]
 

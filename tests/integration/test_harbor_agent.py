@@ -22,12 +22,12 @@ from actors.scripted_engine import ScriptedEngine
 from actors.scripted_policy import ScriptedPolicy
 from rl.config import ScriptedEngineConfig
 from rl.errors import ConfigurationError
+from rl.learner.stand_in import make_tiny_tokenizer
 from sandboxes.bank import write_bank
 from sandboxes.grading import grade
 from sandboxes.harbor_agent import BashAgent
 from sandboxes.tasks import TaskPackage, load_package
 from tests.support.sandbox import started
-from tests.support.tiny_model import make_tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "secret-of-the-server"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from rl.evidence.layout import CampaignDir
+from rl.learner.stand_in import make_tiny_model
 from tests.support.campaigns import (
     ROOT,
     SYSTEM,
@@ -25,7 +26,6 @@ from tests.support.campaigns import (
     small_config,
     write_config,
 )
-from tests.support.tiny_model import make_tiny_model
 
 RAY = str(Path(sys.executable).parent / "ray")
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

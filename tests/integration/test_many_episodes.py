@@ -16,10 +16,10 @@ from actors.episodes import attempt_seed
 from actors.nodes import Site
 from actors.starting import reserve, start_serving
 from rl.config_file import parse_config
+from rl.learner.stand_in import make_tiny_tokenizer
 from rl.prepare import prepare_tasks
 from rl.records import AttemptSpec, EpisodeRecord
 from tests.support.campaigns import SYSTEM, processes_naming, small_config
-from tests.support.tiny_model import make_tiny_tokenizer
 
 EPISODES = 128
 

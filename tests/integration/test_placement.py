@@ -20,9 +20,9 @@ from actors.placement import Placement, acquire, bundles
 from rl.config_file import load_config, parse_config
 from rl.errors import InfrastructureError
 from rl.evidence.layout import CampaignDir
+from rl.learner.stand_in import make_tiny_model
 from tests.support.campaigns import ROOT, SYSTEM, processes_naming, run_final, small_config
 from tests.support.campaigns import write_config as write
-from tests.support.tiny_model import make_tiny_model
 
 REPLY = "```bash\ntouch a\n```"
 SHORT_S = 3.0

@@ -17,9 +17,9 @@ import ray
 from actors.engine_command import REPOSITORY
 from rl.evidence.layout import CampaignDir
 from rl.learner.prime.files import StepManifest
+from rl.learner.stand_in import make_tiny_model
 from tests.support.campaigns import ROOT, SYSTEM, environment, small_config, write_config
 from tests.support.prime_config import STAND_IN
-from tests.support.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -24,11 +24,11 @@ from actors.engine_command import REPOSITORY
 from actors.replica import Replica
 from rl.agent.client import EngineClient
 from rl.errors import EngineError
+from rl.learner.stand_in import make_tiny_model
 from rl.records import AdapterBytes, Publication
 from tests.support.engine_config import engine_campaign
 from tests.support.streams import Stream, stream
 from tests.support.tiny_adapter import make_adapter
-from tests.support.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

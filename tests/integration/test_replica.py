@@ -25,10 +25,10 @@ from actors.engine_guard import descendants, process_start
 from actors.replica import Replica
 from rl.agent.client import Completion, EngineClient, SamplingParams
 from rl.errors import EngineError
+from rl.learner.stand_in import make_tiny_model
 from rl.records import AdapterBytes
 from tests.support.engine_config import engine_campaign
 from tests.support.tiny_adapter import load_adapted, load_base, logprobs, make_adapter
-from tests.support.tiny_model import make_tiny_model
 
 pytestmark = [
     pytest.mark.integration,

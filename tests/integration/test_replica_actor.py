@@ -15,8 +15,8 @@ from actors.engine_command import REPOSITORY
 from actors.engine_guard import process_start
 from actors.replica import Replica
 from rl.errors import EngineError
+from rl.learner.stand_in import make_tiny_tokenizer
 from tests.support.engine_config import engine_campaign
-from tests.support.tiny_model import make_tiny_tokenizer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -17,9 +17,9 @@ from rl.evidence.lifecycle import lifecycle_steps
 from rl.evidence.traces import read_traces
 from rl.learner.checkpoint import latest, load
 from rl.learner.compare import compare
+from rl.learner.stand_in import make_tiny_model
 from tests.support.campaigns import SYSTEM, events, run_final, small_config, start_final
 from tests.support.campaigns import write_config as write
-from tests.support.tiny_model import make_tiny_model
 from tests.support.warm_start import asks_and_commands
 
 UPDATES = 4

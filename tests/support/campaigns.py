@@ -115,7 +115,7 @@ def start_final(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
 
 def start_scripted(tmp_path: Path, state: Path, run_id: str, updates: int) -> Scripted:
     """Start a scripted campaign and wait for its first checkpoint."""
-    from tests.support.tiny_model import make_tiny_model
+    from rl.learner.stand_in import make_tiny_model
 
     reply = "```bash\ntouch a\n```"
     settings = small_config(

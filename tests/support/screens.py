@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rl.learner.stand_in import make_tiny_model
 from rl.records import TaskRef
 from tests.support.campaigns import ROOT, SYSTEM, environment
-from tests.support.tiny_model import make_tiny_model
 
 NOTHING = "```bash\ntrue\n```"
 

@@ -15,8 +15,8 @@ from typing import Any
 from rl.agent.chat import Chat
 from rl.agent_config import AgentConfig
 from rl.config import ModelConfig
+from rl.learner.stand_in import make_tiny_model
 from tests.support.campaigns import FAMILIES, SMALL_TASKS, SYSTEM
-from tests.support.tiny_model import make_tiny_model
 
 RIGHT_SHARE = 0.4
 STEPS = 150

@@ -194,7 +194,8 @@ class Books:
         taken |= self.trained_draws | self.dropped_draws
         require(draw not in taken, f"draw {draw} is handed out once")
         require(command.version == self.current, "a group opens under the current version")
-        group = GroupBook(draw, command.version, self._size, self._setting.config.attempt_retries)
+        retries = self._size * self._setting.config.attempt_retries
+        group = GroupBook(draw, command.version, self._size, retries)
         self.groups[command.group_id] = group
         return group
 

@@ -18,8 +18,8 @@ from actors.engine_guard import process_start
 from actors.engine_process import PORTS, EngineProcess, free_port
 from rl.agent.client import EngineClient
 from rl.errors import DeadlineExceeded, EngineError
+from rl.learner.stand_in import make_tiny_tokenizer
 from tests.support.engine_config import engine_campaign
-from tests.support.tiny_model import make_tiny_tokenizer
 
 HEALTHY_THEN_DEAD = """
 import http.server, os, sys

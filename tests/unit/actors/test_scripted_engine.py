@@ -18,9 +18,9 @@ from actors.scripted_policy import ScriptedPolicy
 from rl.agent.client import EngineClient, SamplingParams
 from rl.config import ScriptedEngineConfig
 from rl.errors import ConfigurationError, EngineError
+from rl.learner.stand_in import make_tiny_tokenizer
 from rl.records import AdapterBytes, Probe
 from tests.support.engine_config import engine_campaign
-from tests.support.tiny_model import make_tiny_tokenizer
 
 RIGHT = "```bash\nmkdir alpha\n```"
 WRONG = "I cannot."

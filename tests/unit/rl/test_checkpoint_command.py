@@ -131,8 +131,8 @@ def test_probe_refuses_a_limit_that_is_none(
 def test_probe_compares_peft_with_what_was_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from rl.learner.stand_in import make_tiny_model
     from tests.support.tiny_adapter import make_adapter
-    from tests.support.tiny_model import make_tiny_model
 
     model = make_tiny_model(tmp_path / "model", ["a short text"] * 5)
     adapter = make_adapter(model, tmp_path, 3, list(range(5, 29)))

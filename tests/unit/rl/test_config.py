@@ -450,3 +450,31 @@ def test_a_screens_bounds_are_in_order() -> None:
 def test_a_split_needs_tasks_that_are_given() -> None:
     tasks = {**VALID["tasks"], "split": "selection.json"}
     assert "split is given only when" in refusal({**VALID, "tasks": tasks}).what
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_a_frozen_configuration_is_a_configuration_file(path: Path, tmp_path: Path) -> None:
+    config = load_config(path)
+    file = tmp_path / "frozen.json"
+    file.write_text(config.model_dump_json(), encoding="utf-8")
+    assert load_config(file).digest() == config.digest()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "holds no object"),
+        ('{"name": NaN}', "'name'"),
+        ('{"seed": 99999999999999999999}', "beyond 64 bits"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_json_that_is_no_configuration_is_one_message(
+    tmp_path: Path, text: str, wanted: str
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=wanted) as refused:
+        load_config(file)
+    assert str(file) in str(refused.value)

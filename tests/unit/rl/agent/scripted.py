@@ -15,8 +15,8 @@ from rl.agent.shell import CommandResult
 from rl.agent_config import AgentConfig
 from rl.config import ModelConfig
 from rl.errors import SandboxError
+from rl.learner.stand_in import train_tokenizer
 from rl.records import Sample
-from tests.support.tiny_model import train_tokenizer
 
 CORPUS = (
     "system user assistant tool bash name arguments command function parameter",

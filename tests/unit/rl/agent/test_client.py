@@ -15,7 +15,7 @@ from actors.scripted_engine import ScriptedEngine, make_engine
 from rl.agent.client import EngineClient, SamplingParams
 from rl.config import ScriptedEngineConfig
 from rl.errors import DeadlineExceeded, EngineError
-from tests.support.tiny_model import make_tiny_tokenizer
+from rl.learner.stand_in import make_tiny_tokenizer
 
 PROMPT = [3, 4, 5, 6]
 SAMPLING = SamplingParams(max_tokens=32, temperature=0.7, seed=1)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from rl.config_file import parse_config
 from rl.evidence.audit import audit
+from rl.evidence.code_pin import CodePin
 from rl.evidence.evaluation import summarize_evaluation
 from rl.evidence.events import BEGIN, COUNTERS, STOPPED, EventLog
-from rl.evidence.frozen import CodePin, EvaluationPlan, ModelPin, freeze
+from rl.evidence.frozen import EvaluationPlan, ModelPin, freeze
 from rl.evidence.layout import CampaignDir, create
 from rl.evidence.rows import ArmPin, Arms, GateResult, Gates
 from rl.evidence.traces import TraceWriter

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from rl.config import CampaignConfig
 from rl.config_file import parse_config
 from rl.evidence.audit import audit
+from rl.evidence.code_pin import CodePin
 from rl.evidence.events import (
     BEGIN,
     DISPATCH,
@@ -23,7 +24,7 @@ from rl.evidence.events import (
     STOPPED,
     EventLog,
 )
-from rl.evidence.frozen import CodePin, ModelPin, freeze
+from rl.evidence.frozen import ModelPin, freeze
 from rl.evidence.layout import CampaignDir, create
 from rl.evidence.rows import ArmPin, Arms, GateResult, Gates, TrainedGroup, UpdateRow
 from rl.evidence.summary import load_evidence, summarize

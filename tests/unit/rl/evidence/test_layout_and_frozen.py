@@ -7,13 +7,13 @@ import pytest
 
 from rl.errors import ConfigurationError, EvidenceError
 from rl.evidence import layout
+from rl.evidence.code_pin import pin_code
 from rl.evidence.frozen import (
     CodePin,
     Frozen,
     ModelPin,
     freeze,
     load_frozen,
-    pin_code,
     pin_model,
     verify_frozen,
 )

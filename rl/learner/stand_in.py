@@ -1,4 +1,4 @@
-"""A tiny real model, made on the spot, that transformers trains and vLLM serves.
+"""A tiny real model, made on the spot: rehearsals and tests train and serve it.
 
 Invariants:
 - The same arguments give the same files, byte for byte, on one machine.
