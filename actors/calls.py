@@ -8,6 +8,7 @@ needs to know Ray's exceptions.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -69,6 +70,38 @@ async def in_thread[T](limit_s: float, work: Callable[[], T]) -> T:
         if task.done() and not task.cancelled():
             task.exception()  # looked at: the cancellation is what is reported
         raise
+
+
+async def in_daemon[T](limit_s: float, work: Callable[[], T]) -> T:
+    """Do blocking `work` in a thread that does not keep the program from ending.
+
+    Raises:
+        TimeoutError: it took longer than `limit_s`; the thread is left behind.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def give(result: T | None, error: BaseException | None) -> None:
+        if answer.done():
+            return  # nobody waits any more
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: T | None = None
+        failed: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - carried to whoever waits
+            failed = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(give, result, failed)
+
+    threading.Thread(target=run, daemon=True).start()
+    async with asyncio.timeout(limit_s):
+        return await answer
 
 
 def _first_leaf(errors: BaseExceptionGroup[BaseException]) -> BaseException:

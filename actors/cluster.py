@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ from rl.config import ServingConfig
 from rl.errors import ActorLostError, InfrastructureError
 
 MAX_WORKER_LOSSES = 3  # of one worker and campaign: more is a fault that repeats
-RAYLET_START_S = 180
 WHEREABOUTS_S = 5.0  # no more of the time for stopping than this
 STOP_GRACE_S = 15.0  # beyond the time that sandboxes have
 
@@ -162,49 +160,6 @@ class Cluster:
 def still_running(processes: dict[str, int]) -> list[str]:
     """Which of the processes that were stopped are there all the same."""
     return [who for who, pid in processes.items() if Path(f"/proc/{pid}").exists()]
-
-
-def connect(address: str | None, namespace: str, dashboard: bool = True) -> str:
-    """Connect to a Ray cluster, or start one here; returns where the dashboard is.
-
-    Args:
-        address: of an existing cluster; None takes RAY_ADDRESS, or starts one.
-        namespace: the campaign's run id.
-        dashboard: whether a cluster that is started here has a dashboard.
-
-    Raises:
-        InfrastructureError: the cluster can't be reached or started.
-    """
-    import logging
-
-    # A busy machine takes longer than Ray's own 30 s to start its daemon.
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", str(RAYLET_START_S))
-    import ray
-
-    address = address or os.environ.get("RAY_ADDRESS")
-    options: dict[str, Any] = (
-        {"address": address}
-        if address
-        else {
-            "address": "local",
-            "include_dashboard": dashboard,
-        }
-    )
-    try:
-        context = ray.init(
-            **options,
-            namespace=namespace,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
-        )
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise InfrastructureError(
-            f"Ray could not be reached or started: {str(error).splitlines()[0]}",
-            address or "local",
-            "check the address with `ray status`, or unset RAY_ADDRESS to run on this machine",
-        ) from error
-    return context.dashboard_url or ""
 
 
 def _kill(handle: Any) -> None:

@@ -1,7 +1,8 @@
 """Ray's token authentication, on unless somebody has said otherwise.
 
 Invariants:
-- `use_tokens` comes before Ray is imported: Ray reads its mode then.
+- What this process has read of Ray's settings before, it reads again: Ray does so once, when
+  it is imported.
 - A token's file can be read by its owner alone; of two processes that make it, one does.
 - A token is in that file or where the person has put it, and nowhere else.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import sys
 from pathlib import Path
 
 from rl.errors import ConfigurationError
@@ -22,6 +24,10 @@ PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 DEFAULT_PATH = Path("~/.ray/auth_token")
 OWNER_ONLY = 0o600
 TOKEN_BYTES = 32
+REFUSED_REMEDY = (
+    "set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of its head "
+    "(there: `ray get-auth-token`)"
+)
 
 
 def use_tokens() -> None:
@@ -33,7 +39,10 @@ def use_tokens() -> None:
         ConfigurationError: the token's file is missing or belongs to somebody else.
         InfrastructureError: it can't be written.
     """
-    if os.environ.setdefault(MODE_VARIABLE, "token").lower() != "token":
+    if MODE_VARIABLE not in os.environ:
+        os.environ[MODE_VARIABLE] = "token"
+        _tell_ray()
+    if os.environ[MODE_VARIABLE].lower() != "token":
         return
     if os.environ.get(TOKEN_VARIABLE):
         return
@@ -46,6 +55,14 @@ def use_tokens() -> None:
             )
         create_token(path)
     _keep_private(path)
+
+
+def _tell_ray() -> None:
+    """Have a Ray that is imported already read its settings again, as it does itself."""
+    if "ray" in sys.modules:
+        from ray._raylet import Config
+
+        Config.initialize("")
 
 
 def create_token(path: Path) -> None:

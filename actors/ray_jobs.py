@@ -8,18 +8,21 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
-import threading
+import logging
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from actors.calls import in_daemon
+from actors.ray_auth import REFUSED_REMEDY
 from rl.errors import CampaignError, ConfigurationError, DeadlineExceeded, InfrastructureError
 
 CALL_S = 30.0
 UPLOAD_S = 300.0  # of the working directory, on a slow line
 # Statuses after which a job never runs again.
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+_OTHER_ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 _NO_RIGHT = ("401", "403", "Unauthenticated", "authentication", "Unauthorized", "Forbidden")
 
 
@@ -65,9 +68,12 @@ class RayJobs:
         """Reach the job server.
 
         Raises:
+            ConfigurationError: the address is no job server's.
             ConfigurationError: it does not take our token.
             InfrastructureError: nothing answers there, or nothing that is Ray's.
         """
+        if not self.address.startswith(("http://", "https://")):
+            raise ConfigurationError("is no job server's address", self.address, _CHECK)
         self._client = await self._ask(lambda: _client(self.address), CALL_S)
 
     async def submit(
@@ -126,6 +132,8 @@ class RayJobs:
 
     async def _ask(self, work: Callable[[], Any], limit_s: float, where: str = "") -> Any:
         """Do a blocking call in a thread that nobody waits for beyond its deadline."""
+        from ray.exceptions import RayError
+
         try:
             return await in_daemon(limit_s, work)
         except TimeoutError:
@@ -134,7 +142,7 @@ class RayJobs:
             ) from None
         except CampaignError:
             raise
-        except (RuntimeError, OSError, ValueError) as error:  # requests' are OSErrors
+        except (RayError, RuntimeError, OSError, ValueError) as error:  # requests' are OSErrors
             raise self._named(error, where) from error
 
     def _named(self, error: Exception, where: str) -> CampaignError:
@@ -147,10 +155,7 @@ class RayJobs:
             return _NoSuchJob("no such job", where or self.address)
         if any(sign in text for sign in _NO_RIGHT) or "Authentication" in type(error).__name__:
             return ConfigurationError(
-                "the cluster does not take this token",
-                self.address,
-                "set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of its head "
-                "(there: `ray get-auth-token`)",
+                "the cluster does not take this token", self.address, REFUSED_REMEDY
             )
         if isinstance(error, OSError):
             return InfrastructureError("no Ray job server answers there", self.address, _CHECK)
@@ -167,39 +172,11 @@ class _NoSuchJob(ConfigurationError):
     """The cluster does not know the job."""
 
 
-async def in_daemon[T](limit_s: float, work: Callable[[], T]) -> T:
-    """Do blocking `work` in a thread that does not keep the program from ending.
-
-    Raises:
-        TimeoutError: it took longer than `limit_s`; the thread is left behind.
-    """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def give(result: T | None, error: BaseException | None) -> None:
-        if answer.done():
-            return  # nobody waits any more
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: T | None = None
-        failed: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - carried to whoever waits
-            failed = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(give, result, failed)
-
-    threading.Thread(target=run, daemon=True).start()
-    async with asyncio.timeout(limit_s):
-        return await answer
-
-
 def _client(address: str) -> Any:
     from ray.job_submission import JobSubmissionClient
 
+    # Ray's client would take these in the place of the address that it is given.
+    for name in _OTHER_ADDRESSES:
+        os.environ.pop(name, None)
+    logging.getLogger("ray").setLevel(logging.WARNING)
     return JobSubmissionClient(address)

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actors.calls import in_thread
-from actors.cluster import RAYLET_START_S, Cluster, connect, still_running
+from actors.cluster import Cluster, still_running
 from actors.nodes import Site
+from actors.ray_connection import connect
 from actors.starting import reserve, start_serving
 from rl.config import ServingConfig
 from rl.errors import DeadlineExceeded
@@ -182,11 +182,7 @@ class Run[ConfigT: ServingConfig](ABC):
 
     async def _connect(self) -> None:
         """Connect to Ray, or start it here."""
-        # A Ray that is starting must be there before it can be stopped: given up midway, it
-        # would end with its thread, and the interpreter wait for it at its own end.
-        dashboard = await in_thread(
-            RAYLET_START_S, lambda: connect(self.address, self.directory.run_id, self.dashboard)
-        )
+        dashboard = await connect(self.address, self.directory.run_id, self.dashboard)
         if dashboard:
             self.progress.note(f"Ray dashboard at http://{dashboard}")
 

@@ -11,9 +11,10 @@ import ray
 
 from actors.attempts import run_on_worker
 from actors.calls import call
-from actors.cluster import Cluster, connect
+from actors.cluster import Cluster
 from actors.episodes import attempt_seed
 from actors.nodes import Site
+from actors.ray_connection import connect
 from actors.starting import reserve, start_serving
 from rl.config_file import parse_config
 from rl.learner.stand_in import make_tiny_tokenizer
@@ -43,7 +44,6 @@ def test_128_episodes_are_in_flight_at_once_and_each_ends_once(tmp_path: Path) -
         where="test",
     )
     tasks = prepare_tasks(config.tasks, tmp_path)
-    connect(None, "many", dashboard=False)
     try:
         records, most_running = asyncio.run(_run_all(config, tasks.root, tasks.train, tmp_path))
     finally:
@@ -57,6 +57,7 @@ def test_128_episodes_are_in_flight_at_once_and_each_ends_once(tmp_path: Path) -
 
 
 async def _run_all(config, root, train, tmp_path) -> tuple[list[EpisodeRecord], int]:
+    await connect(None, "many", dashboard=False)
     cluster = Cluster(config)
     try:
         await reserve(cluster, "many", Site(None, tmp_path / "model", root, tmp_path))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ SHORT_S = 3.0
 
 
 @contextmanager
-def cluster(*nodes: dict[str, Any], connect: bool = True) -> Iterator[str]:
+def cluster(*nodes: dict[str, Any], connect: bool = True) -> Generator[str]:
     """A cluster of these nodes; the first is the head."""
     made = RayCluster()
     try:
@@ -38,7 +38,7 @@ def cluster(*nodes: dict[str, Any], connect: bool = True) -> Iterator[str]:
         made.wait_for_nodes()
         if connect:
             ray.init(made.address, namespace="test", log_to_driver=False)
-        yield made.address
+        yield str(made.address)
     finally:
         ray.shutdown()
         made.shutdown()

@@ -19,8 +19,8 @@ from safetensors.torch import load, save
 
 from actors.adapter_ref import AdapterRef
 from actors.broadcaster import WeightBroadcaster
-from actors.cluster import connect
 from actors.engine_command import REPOSITORY
+from actors.ray_connection import start_here
 from actors.replica import Replica
 from rl.agent.client import EngineClient
 from rl.errors import EngineError
@@ -86,7 +86,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     config = engine_campaign("vllm", replicas=REPLICAS, max_num_seqs=24, kv_cache_mb=256)
     with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(REPOSITORY))
-        connect(None, "publication", dashboard=False)
+        start_here("publication", dashboard=False)
         options: dict[str, Any] = {"max_restarts": 0, "num_cpus": 0, "max_concurrency": 8}
         actor: Any = ray.remote(**options)(Replica)
         replicas = [

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import ray
 
-from actors.cluster import connect
 from actors.engine_command import REPOSITORY
 from actors.engine_guard import process_start
+from actors.ray_connection import start_here
 from actors.replica import Replica
 from rl.errors import EngineError
 from rl.learner.stand_in import make_tiny_tokenizer
@@ -28,7 +28,7 @@ CALL_S = 120.0
 def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(REPOSITORY))
-        connect(None, "replica-actor", dashboard=False)  # as a campaign does
+        start_here("replica-actor", dashboard=False)  # as a campaign does
         yield
         ray.shutdown()
 
