@@ -6,7 +6,7 @@ import argparse
 import json
 import signal
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from rl.config import CampaignConfig
 from rl.config_file import describe, load_config
@@ -17,10 +17,16 @@ from rl.running import (
     check_state,
     continuing,
     interrupt,
+    origin_of,
     overrides,
     refuse_with_resume,
     run_until_signal,
 )
+
+if TYPE_CHECKING:
+    from rl.evidence.code_pin import CodePin
+    from rl.prepare import PreparedTasks
+    from rl.progress import Progress
 
 DEFAULT_CONFIG = Path("configs/local.toml")
 
@@ -127,7 +133,8 @@ def _rehearse(options: argparse.Namespace) -> int:
             "--rehearse",
             "leave it out",
         )
-    return rehearse(_config(options), options.config or DEFAULT_CONFIG, options.state, options.json)
+    origin = origin_of(options, DEFAULT_CONFIG)
+    return rehearse(_config(options), origin, options.state, options.json)
 
 
 def _run(options: argparse.Namespace, config: CampaignConfig) -> int:
@@ -142,15 +149,17 @@ def _run(options: argparse.Namespace, config: CampaignConfig) -> int:
     # With --json standard output holds the summary alone.
     with Progress(stderr=options.json) as progress:
         progress.stage("prepare", f"model {config.model.name} and task packages")
-        model = prepare_model(config.model, options.state)
         tasks = prepare_tasks(config.tasks, options.state)
         code = pin_code(ROOT)
+        if options.resume is None:
+            options.run_id = options.run_id or new_run_id(config.name)
+            _require_launch(options, config, tasks, code, progress)
+        model = prepare_model(config.model, options.state)
         root = options.state / "campaigns"
         if options.resume is not None:
             directory = open_existing(options.resume, root)
         else:
-            run_id = new_run_id(config.name) if options.run_id is None else options.run_id
-            directory = create(run_id, root)
+            directory = create(options.run_id, root)
         campaign = Campaign(
             config=config,
             directory=directory,
@@ -169,6 +178,30 @@ def _run(options: argparse.Namespace, config: CampaignConfig) -> int:
     if options.json:
         print(directory.summary.read_text(encoding="utf-8"))
     return EXIT_OK
+
+
+def _require_launch(
+    options: argparse.Namespace,
+    config: CampaignConfig,
+    tasks: PreparedTasks,
+    code: CodePin,
+    progress: Progress,
+) -> None:
+    """Walk the guards of a campaign that costs; whoever has submitted this one has done so.
+
+    Raises:
+        CampaignError: a guard refuses; nothing was started.
+    """
+    from rl.evidence.code_pin import SUBMITTED_CODE
+    from rl.evidence.receipts import Ledger
+    from rl.guards import Launch, rents, require_launch
+
+    if not rents(config) or (ROOT / SUBMITTED_CODE).exists():
+        return
+    origin, state = origin_of(options, DEFAULT_CONFIG), options.state
+    launch = Launch(config, origin, tasks.train, tasks.heldout, tasks.root, code, state)
+    for guard in require_launch(launch, Ledger(state / "receipts"), options.run_id):
+        progress.note(f"guard holds: {guard.name}: {guard.found}")
 
 
 def cli() -> NoReturn:

@@ -147,6 +147,16 @@ def require(guards: Sequence[Guard]) -> list[Walked]:
     return walked
 
 
+def require_launch(launch: Launch, ledger: Ledger, run_id: str) -> list[Walked]:
+    """All guards of a launch that costs.
+
+    Raises:
+        CampaignError: as for `require`.
+    """
+    guards = [*launch_guards(launch), rehearsal_guard(launch), receipt_guard(ledger, run_id)]
+    return require(guards)
+
+
 def rents(config: CampaignConfig) -> bool:
     """Whether a run of this configuration costs by the second."""
     return config.sandbox.provider == "modal"

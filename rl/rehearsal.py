@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rl.config import CampaignConfig, EngineConfig, ModelConfig, ScriptedEngineConfig
-from rl.files import write_bytes
+from rl.files import disk_errors, write_bytes
 from rl.records import TaskRef
 
 SOLUTION = Path("solution/solve.sh")
@@ -97,6 +97,8 @@ def prepare_stand_ins(
     for task in tasks:
         script = (root / task.path / SOLUTION).read_text(encoding="utf-8").rstrip()
         replies[task.instruction] = _fenced(script) if fenced else _tool_call(script)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / "replies.json", json.dumps(replies).encode())
     texts = [*list(replies)[:CORPUS_TEXTS], *list(replies.values())[:CORPUS_TEXTS]]
     make_tiny_model(folder / "model", [config.agent.system_prompt, DONE, *texts], config.seed)

@@ -50,7 +50,7 @@ class Rehearsing:
 
     Args:
         config: what is rehearsed.
-        origin: the file that it was read from.
+        origin: the file that it was read from, and what replaces its values.
         state: where task packages, gates and rehearsals are kept.
         folder: the rehearsal's own.
         progress: what the person sees.
@@ -289,7 +289,7 @@ class Rehearsing:
         self.progress.note(f"{'ok    ' if passed else 'FAILED'} {name}: {found}")
 
 
-def rehearse(config: CampaignConfig, origin: Path, state: Path, as_json: bool) -> int:
+def rehearse(config: CampaignConfig, origin: str, state: Path, as_json: bool) -> int:
     """Rehearse `config`; returns the command's exit code.
 
     Raises:
@@ -300,7 +300,7 @@ def rehearse(config: CampaignConfig, origin: Path, state: Path, as_json: bool) -
         folder.mkdir(parents=True)
     SandboxProvider(SandboxConfig()).preflight()
     with Progress(stderr=as_json) as progress:
-        walking = Rehearsing(config, str(origin), state, folder, progress)
+        walking = Rehearsing(config, origin, state, folder, progress)
         try:
             rehearsal = asyncio.run(walking.run())
         except asyncio.CancelledError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import signal
 import sys
 import tomllib
@@ -78,6 +79,13 @@ def _assignment(text: str) -> tuple[str, Any]:
     if list(parsed) != ["value"]:
         raise ConfigurationError("holds more than one value", f"--set {text!r}", "repeat --set")
     return key.strip(), parsed["value"]
+
+
+def origin_of(options: argparse.Namespace, default: Path) -> str:
+    """What tells a configuration on a command line: its file, and what replaces its values."""
+    seed = [] if options.seed is None else ["--seed", str(options.seed)]
+    replaced = [part for text in options.set for part in ("--set", text)]
+    return shlex.join([str(options.config or default), *seed, *replaced])
 
 
 def refuse_with_resume(options: argparse.Namespace, frozen: Sequence[str]) -> None:

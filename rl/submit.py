@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rl.config_file import load_config
 from rl.errors import EXIT_OK, ConfigurationError, Interrupted, run_command
-from rl.running import ROOT, overrides, refuse_with_resume
+from rl.running import ROOT, origin_of, overrides, refuse_with_resume
 
 if TYPE_CHECKING:
     from rl.submitting import Submission
@@ -95,6 +95,8 @@ def main(argv: list[str]) -> int:
     if options.plan:
         print(json.dumps(submission.plan(), indent=2))
         return EXIT_OK
+    if not options.resume and not options.stop:
+        _require_launch(options, submission)
     try:
         outcome = asyncio.run(submission.stop() if options.stop else submission.run(options.detach))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -142,6 +144,27 @@ def _submission(options: argparse.Namespace) -> Submission:
         code=pin_code(ROOT),
         out=sys.stderr if options.json else sys.stdout,
     )
+
+
+def _require_launch(options: argparse.Namespace, submission: Submission) -> None:
+    """Walk the guards of a launch that costs, unless it is one that was submitted before.
+
+    Raises:
+        CampaignError: a guard refuses; nothing is submitted.
+    """
+    from rl.evidence.receipts import Ledger
+    from rl.guards import Launch, rents, require_launch
+    from rl.prepare import prepare_tasks
+
+    config, state = submission.config, options.receipts.parent
+    ledger = Ledger(submission.receipts)
+    if not rents(config) or ledger.entries(submission.run_id):
+        return
+    tasks = prepare_tasks(config.tasks, state)
+    origin = origin_of(options, DEFAULT_CONFIG)
+    launch = Launch(config, origin, tasks.train, tasks.heldout, tasks.root, submission.code, state)
+    for guard in require_launch(launch, ledger, submission.run_id):
+        print(f"submit: guard holds: {guard.name}: {guard.found}", file=submission.out)
 
 
 def _variable(text: str) -> tuple[str, str]:
