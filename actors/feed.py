@@ -19,10 +19,8 @@ from typing import Any
 from actors.adapter_ref import AdapterRef
 from actors.calls import call
 from rl.records import EpisodeRecord, Group, UpdateMetrics
+from rl.schedule.commands import ATTEMPTS_AHEAD
 from rl.schedule.scheduler import Frontier
-
-# To one call: more share a prompt, but a whole group that comes meanwhile must wait.
-ATTEMPTS_AHEAD = 2
 
 
 @dataclass

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._table import keep
-from benchmarks.simulation.bound import lower_bound
 from benchmarks.simulation.plot import write_plots
 from benchmarks.simulation.policy import POLICIES
 from benchmarks.simulation.results import LEGEND, Result, simulate, table, throttled
-from benchmarks.simulation.workloads import (
+from rl.config_file import describe
+from rl.errors import EXIT_OK, ConfigurationError, run_command
+from rl.files import disk_errors, write_json
+from rl.simulation.bound import lower_bound
+from rl.simulation.workloads import (
     Workload,
     WorkloadSet,
     find_workloads,
@@ -23,9 +26,6 @@ from benchmarks.simulation.workloads import (
     revise,
     shipped,
 )
-from rl.config_file import describe
-from rl.errors import EXIT_OK, ConfigurationError, run_command
-from rl.files import disk_errors, write_json
 
 QUICK_SHARE = 10  # --quick makes one update in so many, but at least
 QUICK_UPDATES = 2

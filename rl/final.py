@@ -25,6 +25,7 @@ from rl.running import (
 
 if TYPE_CHECKING:
     from rl.evidence.code_pin import CodePin
+    from rl.forecast import Forecast
     from rl.prepare import PreparedTasks
     from rl.progress import Progress
 
@@ -44,6 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     add_run_options(parser, "campaign")
     parser.add_argument(
         "--json", action="store_true", help="print the plan, or the closing summary, as JSON"
+    )
+    parser.add_argument(
+        "--durations",
+        type=Path,
+        help="with --plan: what the forecast goes by, a file like those in configs/forecast/ or "
+        "the directory of an earlier campaign (default: by engine.device)",
     )
     parser.add_argument(
         "--rehearse",
@@ -67,6 +74,8 @@ def main(argv: list[str]) -> int:
         return EXIT_OK
     if options.plan:
         return _plan(options)
+    if options.durations is not None:
+        raise ConfigurationError("goes with --plan", "--durations", "leave it out, or add --plan")
     if options.rehearse:
         return _rehearse(options)
     directory = None
@@ -92,6 +101,7 @@ def _config(options: argparse.Namespace) -> CampaignConfig:
 def _plan(options: argparse.Namespace) -> int:
     """Validate everything that can be validated without starting anything."""
     from rl.evidence.frozen import require_distinct
+    from rl.forecast import forecast_lines
     from rl.plan import plan, plan_lines
     from rl.prepare import check_model, prepare_tasks
     from sandboxes.provider import SandboxProvider
@@ -107,10 +117,11 @@ def _plan(options: argparse.Namespace) -> int:
     model = check_model(config.model)
     tasks = prepare_tasks(config.tasks, options.state)
     require_distinct(tasks.train, tasks.heldout, config.tasks.near_duplicate)
+    found = _forecast(options, config)
     if options.json:
-        print(json.dumps(plan(config), indent=2))
+        print(json.dumps(plan(config) | {"forecast": found.model_dump(mode="json")}, indent=2))
         return EXIT_OK
-    for line in plan_lines(config):
+    for line in [*plan_lines(config), *forecast_lines(found)]:
         print(line)
     print(
         f"validated: configuration {options.config or DEFAULT_CONFIG}; model: {model}; "
@@ -119,6 +130,22 @@ def _plan(options: argparse.Namespace) -> int:
         "Nothing was started."
     )
     return EXIT_OK
+
+
+def _forecast(options: argparse.Namespace, config: CampaignConfig) -> Forecast:
+    """What time and money the campaign will take.
+
+    Raises:
+        ConfigurationError: durations or prices can't be read.
+        EvidenceError: the campaign that durations are taken from is damaged.
+    """
+    from rl.evidence.prices import DEFAULT, load_prices
+    from rl.forecast import forecast
+    from rl.forecast_config import SHIPPED, load_durations
+
+    own = SHIPPED / ("h100.toml" if config.engine.device == "cuda" else "local.toml")
+    durations, recording = load_durations(options.durations or ROOT / own)
+    return forecast(config, durations, load_prices(ROOT / DEFAULT), recording)
 
 
 def _rehearse(options: argparse.Namespace) -> int:

@@ -52,23 +52,46 @@ def plan(config: CampaignConfig) -> dict[str, Any]:
             "attempts": config.heldout_attempts,
         },
         "resources": {
-            "trainer": {"count": 1, "gpus": config.resources.trainer_gpus},
+            "gpus_in_all": config.resources.trainer_gpus
+            + engine.replicas * config.resources.replica_gpus,
+            "nodes": "one that holds everything, else several",
+            "trainer": {
+                "count": 1,
+                "gpus": config.resources.trainer_gpus,
+                "cpus": config.resources.trainer_cpus,
+                "labels": config.resources.trainer_labels,
+            },
             "replicas": {
                 "count": engine.replicas,
                 "gpus_each": config.resources.replica_gpus,
+                "cpus_each": config.resources.replica_cpus,
+                "labels": config.resources.replica_labels,
                 "max_num_seqs": engine.max_num_seqs,
                 "device": engine.device,
             },
-            "episode_workers": config.episodes.workers,
+            "episode_workers": {
+                "count": config.episodes.workers,
+                "cpus_each": config.resources.worker_cpus,
+                "labels": config.resources.worker_labels,
+            },
             "concurrent_episodes": config.episodes.concurrency,
             "sandbox": {
                 "provider": config.sandbox.provider,
                 "cpus": config.sandbox.cpus,
                 "memory_mb": config.sandbox.memory_mb,
+                "disk_mb": config.sandbox.disk_mb,
+                "created_per_s": config.sandbox.creates_per_s,
             },
         },
         "bounds": {
             "episode_deadline_s": config.episodes.deadline_s,
+            "sandbox_create_s": config.sandbox.create_timeout_s,
+            "attempt_retries": schedule.attempt_retries,
+            "replica_restarts": engine.max_restarts,
+            "placement_s": config.limits.placement_s,
+            "start_s": config.limits.start_s,
+            "checkpoint_s": config.limits.checkpoint_s,
+            "stop_s": config.limits.stop_s,
             "update_timeout_s": config.trainer.update_timeout_s,
             "stall_s": config.limits.stall_s,
             "watchdog_s": config.limits.watchdog_s,
@@ -104,6 +127,8 @@ def plan_lines(config: CampaignConfig) -> list[str]:
 
 def _words(value: Any) -> str:
     if isinstance(value, dict):
+        if not value:
+            return "any"
         return ", ".join(f"{key} {_words(inner)}" for key, inner in value.items())
     if isinstance(value, list):
         return ", ".join(str(inner) for inner in value) or "none"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.simulation.bound import Bound
 from benchmarks.simulation.policy import PolicyName, make_policy
-from benchmarks.simulation.tally import Tally
-from benchmarks.simulation.workloads import Workload
-from benchmarks.simulation.world import World
+from rl.simulation.bound import Bound
+from rl.simulation.tally import Tally
+from rl.simulation.workloads import Workload
+from rl.simulation.world import World
 
 HOUR_S = 3600.0
 # "No waste" for a throttled baseline: under one episode in two hundred.

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+# Attempts of unfinished groups to one call of the trainer: more share a prompt, but a whole
+# group that comes meanwhile must wait.
+ATTEMPTS_AHEAD: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.simulation.bound import lower_bound
 from benchmarks.simulation.policy import PolicyName
 from benchmarks.simulation.results import Result, simulate
-from benchmarks.simulation.workloads import Workload
+from rl.simulation.bound import lower_bound
+from rl.simulation.workloads import Workload
 
 SMALL: dict[str, Any] = {
     "name": "small",

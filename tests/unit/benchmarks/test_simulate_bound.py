@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.simulation.bound import Recurrence, batches_in_order, lower_bound
-from benchmarks.simulation.trace import Trace
 from rl.schedule.order import TaskOrder
+from rl.simulation.bound import Recurrence, batches_in_order, lower_bound
+from rl.simulation.trace import Trace
 from tests.unit.benchmarks.simulated import small
 
 

@@ -14,12 +14,12 @@ import pytest
 
 from benchmarks import scheduler, simulate
 from benchmarks.simulation.policy import POLICIES
-from benchmarks.simulation.recorded import read_recordings
-from benchmarks.simulation.trace import Trace
-from benchmarks.simulation.workloads import WorkloadSet, find_workloads, load_set, shipped
 from rl.config_file import describe
 from rl.errors import CampaignError, ConfigurationError
 from rl.evidence.traces import TraceWriter
+from rl.simulation.recorded import read_recordings
+from rl.simulation.trace import Trace
+from rl.simulation.workloads import WorkloadSet, find_workloads, load_set, shipped
 from tests.unit.benchmarks.simulated import small
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.simulation.engine import Agenda, Engine, Run, SpeedCurve
+from rl.simulation.engine import Agenda, Engine, Run, SpeedCurve
 
 CURVE = ((1, 1.0), (4, 0.7), (8, 0.3))
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulation.bound import lower_bound
 from benchmarks.simulation.policy import POLICIES, PolicyName, make_policy
 from benchmarks.simulation.results import Result, throttled
-from benchmarks.simulation.trace import Fate, Trace
 from benchmarks.simulation.upstream import Upstream
-from benchmarks.simulation.workloads import Workload
-from benchmarks.simulation.world import ProtocolViolation, World
 from rl.errors import StalenessViolation
 from rl.schedule.groups import PendingGroup
 from rl.schedule.order import TaskOrder
+from rl.simulation.bound import lower_bound
+from rl.simulation.trace import Fate, Trace
+from rl.simulation.workloads import Workload
+from rl.simulation.world import ProtocolViolation, World
 from tests.unit.benchmarks.simulated import run, small
 
 Key = tuple[int, int, int]

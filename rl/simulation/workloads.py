@@ -19,10 +19,10 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from benchmarks.simulation.recorded import read_recordings
 from rl.config import ScheduleConfig
 from rl.config_file import describe, read_toml
 from rl.errors import ConfigurationError
+from rl.simulation.recorded import read_recordings
 from rl.values import (
     Amount,
     Fraction,

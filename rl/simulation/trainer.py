@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from actors.feed import ATTEMPTS_AHEAD
-from benchmarks.simulation.engine import Agenda
+from rl.schedule.commands import ATTEMPTS_AHEAD
+from rl.simulation.engine import Agenda
 
 
 class Trainer:

@@ -16,13 +16,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.simulation.bound import Recurrence
-from benchmarks.simulation.engine import Agenda, Engine, Run, SpeedCurve
-from benchmarks.simulation.policy import Policy
-from benchmarks.simulation.tally import Tally
-from benchmarks.simulation.trace import Trace
-from benchmarks.simulation.trainer import Trainer
-from benchmarks.simulation.workloads import Workload
 from rl.errors import StalenessViolation
 from rl.schedule.commands import (
     CancelAttempt,
@@ -36,6 +29,13 @@ from rl.schedule.commands import (
     StreamAttempt,
     StreamGroup,
 )
+from rl.simulation.bound import Recurrence
+from rl.simulation.engine import Agenda, Engine, Run, SpeedCurve
+from rl.simulation.policy import Policy
+from rl.simulation.tally import Tally
+from rl.simulation.trace import Trace
+from rl.simulation.trainer import Trainer
+from rl.simulation.workloads import Workload
 
 # Rewards are not simulated: policies act on durations alone, and none drops a group
 # for its rewards (`Workload` refuses refills).

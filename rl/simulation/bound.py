@@ -21,9 +21,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.simulation.trace import Trace
-from benchmarks.simulation.workloads import Workload
 from rl.schedule.order import TaskOrder
+from rl.simulation.trace import Trace
+from rl.simulation.workloads import Workload
 
 
 class Recurrence:

@@ -22,7 +22,7 @@ from statistics import NormalDist
 from struct import Struct
 from typing import Protocol
 
-from benchmarks.simulation.workloads import Lognormal, Workload
+from rl.simulation.workloads import Lognormal, Workload
 
 _KEY = Struct("<4q")
 # Bits of a uniform number: with a half added, which keeps it off 0, where the normal

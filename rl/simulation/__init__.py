@@ -1,0 +1,1 @@
+"""Campaigns in virtual time: the real scheduler, a modelled engine and trainer."""
