@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rl.evidence.receipts as receipts
 from rl.errors import CampaignError, ConfigurationError, EvidenceError
 from rl.evidence.intents import attempt_of, new_intent, submission_name
 from rl.evidence.receipts import Ledger
@@ -222,3 +223,30 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
 @given(st.integers(1, 10**6))
 def test_an_attempt_has_its_number_in_its_name(attempt: int) -> None:
     assert attempt_of(submission_name("run.a7", attempt)) == attempt
+
+
+def test_an_ambiguous_submission_can_be_taken_up_by_its_own_name_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "_CLAIM_WAIT_S", 0.1)
+    ledger = Ledger(tmp_path)
+    with ledger.claim(intent()):
+        entry = ledger.entry("run", "run.a1")
+        with pytest.raises(ConfigurationError, match="is being submitted"):
+            ledger.reclaim(entry).__enter__()
+    with ledger.reclaim(entry) as taken_up:
+        assert taken_up == entry.intent
+        assert ledger.entry("run", "run.a1").held
+        ledger.record(taken_up, {"job": "run.a1"})
+    with pytest.raises(ConfigurationError, match="has a receipt already"):
+        ledger.reclaim(entry).__enter__()
+
+
+def test_what_was_found_absent_is_not_taken_up_again(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    with ledger.claim(intent()):
+        pass
+    entry = ledger.entry("run", "run.a1")
+    ledger.resolve("run", "run.a1", "absent", "nobody has it")
+    with pytest.raises(ConfigurationError, match="found to have submitted nothing"):
+        ledger.reclaim(entry).__enter__()
