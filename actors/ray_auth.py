@@ -9,11 +9,13 @@ Invariants:
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 from rl.errors import ConfigurationError
 from rl.files import disk_errors, write_all
@@ -60,9 +62,8 @@ def use_tokens() -> None:
 def _tell_ray() -> None:
     """Have a Ray that is imported already read its settings again, as it does itself."""
     if "ray" in sys.modules:
-        from ray._raylet import Config
-
-        Config.initialize("")
+        raylet: Any = importlib.import_module("ray._raylet")  # compiled, and has no types
+        raylet.Config.initialize("")
 
 
 def create_token(path: Path) -> None:
