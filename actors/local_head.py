@@ -41,7 +41,7 @@ class LocalHead(GuardedProcess):
     def __init__(self, folder: Path, cpus: float, gpus: float) -> None:
         folder = folder.resolve()
         self._token = folder / "auth_token"
-        ports = free_port(), free_port(), free_port()
+        ports = [free_port() for _ in range(4)]  # none is the default: another Ray may be here
         self.address = f"{HOST}:{ports[0]}"
         self.job_server = f"http://{HOST}:{ports[1]}"
         super().__init__(_command(cpus, gpus, *ports), self._own_environment(), folder / "ray.log")
@@ -124,7 +124,9 @@ class LocalHead(GuardedProcess):
             return False  # not yet; the caller bounds the wait
 
 
-def _command(cpus: float, gpus: float, port: int, dashboard: int, client: int) -> list[str]:
+def _command(
+    cpus: float, gpus: float, port: int, dashboard: int, client: int, agent: int
+) -> list[str]:
     return [
         str(Path(sys.executable).parent / "ray"),
         "start",
@@ -137,5 +139,6 @@ def _command(cpus: float, gpus: float, port: int, dashboard: int, client: int) -
         f"--dashboard-host={HOST}",
         f"--dashboard-port={dashboard}",
         f"--ray-client-server-port={client}",
+        f"--dashboard-agent-listen-port={agent}",
         "--disable-usage-stats",
     ]
