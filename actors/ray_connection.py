@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.calls import in_daemon, in_thread
-from actors.ray_auth import REFUSED_REMEDY, use_tokens
+from actors.ray_auth import MODE_VARIABLE, REFUSED_REMEDY, use_tokens
 from rl.errors import ConfigurationError, DeadlineExceeded, InfrastructureError
 
 RAYLET_START_S = 180
 CONNECT_S = 60.0  # Ray itself gives up after 20 s, if it is answered at all
 LISTEN_S = 10.0
 _REFUSED = ("InvalidAuthToken", "Unauthenticated")
+_ASK_WITHOUT_TOKEN = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _CHECK = "check the address with `ray status`, or unset RAY_ADDRESS to run on this machine"
 
 
@@ -39,7 +40,7 @@ async def connect(address: str | None, namespace: str, dashboard: bool = True) -
         dashboard: whether a cluster that is started here has a dashboard.
 
     Raises:
-        ConfigurationError: the cluster does not take our token.
+        ConfigurationError: the cluster does not take our token, or takes anybody.
         InfrastructureError: the cluster can't be reached or started.
     """
     address = address or os.environ.get("RAY_ADDRESS")
@@ -50,11 +51,13 @@ async def connect(address: str | None, namespace: str, dashboard: bool = True) -
     use_tokens()
     _require_listening(address)
     try:
-        return await in_daemon(CONNECT_S, lambda: _join(address, namespace))
+        shown = await in_daemon(CONNECT_S, lambda: _join(address, namespace))
+        await in_daemon(CONNECT_S, lambda: _require_tokens(address))
     except TimeoutError:
         raise DeadlineExceeded(
             f"the head has not answered within {CONNECT_S:g} s", address, _CHECK
         ) from None
+    return shown
 
 
 def start_here(namespace: str, dashboard: bool) -> str:
@@ -102,6 +105,35 @@ def _init(options: dict[str, Any], namespace: str) -> str:
             _CHECK,
         ) from error
     return context.dashboard_url or ""
+
+
+def _require_tokens(address: str) -> None:
+    """Refuse a cluster that takes anybody while this process takes tokens only.
+
+    Such a head's calls to this process would be turned away, and it would take every
+    actor for forgotten.
+
+    Raises:
+        ConfigurationError: it answers who has no token.
+    """
+    import grpc
+    import ray
+
+    if os.environ.get(MODE_VARIABLE, "").lower() != "token":
+        return
+    target = ray.get_runtime_context().gcs_address
+    with grpc.insecure_channel(target) as channel:
+        ask = channel.unary_unary(_ASK_WITHOUT_TOKEN)
+        try:
+            ask(b"", timeout=LISTEN_S)
+        except grpc.RpcError:
+            return  # turned away, as it should be
+    ray.shutdown()
+    raise ConfigurationError(
+        "the cluster takes whoever can reach it, and this process takes tokens only",
+        address,
+        "start the cluster with RAY_AUTH_MODE=token, or set RAY_AUTH_MODE=disabled here as well",
+    )
 
 
 def _require_listening(address: str) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,12 +19,21 @@ import ray
 from ray.cluster_utils import Cluster as RayCluster
 from ray.util.placement_group import placement_group_table
 
+from actors.engine_process import free_port
 from actors.placement import Placement, acquire, bundles
+from actors.ray_auth import use_tokens
 from rl.config_file import load_config, parse_config
 from rl.errors import InfrastructureError
 from rl.evidence.layout import CampaignDir
 from rl.learner.stand_in import make_tiny_model
-from tests.support.campaigns import ROOT, SYSTEM, processes_naming, run_final, small_config
+from tests.support.campaigns import (
+    ROOT,
+    SYSTEM,
+    environment,
+    processes_naming,
+    run_final,
+    small_config,
+)
 from tests.support.campaigns import write_config as write
 
 REPLY = "```bash\ntouch a\n```"
@@ -31,6 +43,7 @@ SHORT_S = 3.0
 @contextmanager
 def cluster(*nodes: dict[str, Any], connect: bool = True) -> Generator[str]:
     """A cluster of these nodes; the first is the head."""
+    use_tokens()
     made = RayCluster()
     try:
         for node in nodes:
@@ -92,6 +105,39 @@ def test_five_nodes_of_eight_hold_a_trainer_of_eight_and_32_replicas() -> None:
         assert {names[node] for node in workers} == {"even"}
         assert ray.available_resources().get("GPU", 0.0) == 0.0
         placed.release()
+
+
+@pytest.mark.timeout(120)
+def test_a_cluster_that_takes_anybody_is_refused() -> None:
+    script = (
+        "import asyncio, sys; from actors.ray_connection import connect; "
+        "asyncio.run(connect(sys.argv[1], 'open', False))"
+    )
+    port = str(free_port())
+    head = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--port", port]
+    head += ["--num-cpus=1", "--include-dashboard=false"]
+    with subprocess.Popen(head, env=environment(RAY_AUTH_MODE="disabled"), cwd="/") as opened:
+        try:
+            answers: dict[str, str] = {}
+            for mode in ("disabled", "token"):
+                limit = time.monotonic() + 60
+                while time.monotonic() < limit:
+                    done = subprocess.run(
+                        [sys.executable, "-c", script, f"127.0.0.1:{port}"],
+                        env=environment(RAY_AUTH_MODE=mode),
+                        cwd=ROOT,
+                        capture_output=True,
+                        text=True,
+                        timeout=100,
+                    )
+                    answers[mode] = done.stderr
+                    if "no Ray head answers" not in done.stderr:
+                        break
+                    time.sleep(0.5)
+        finally:
+            opened.terminate()
+    assert "Error" not in answers["disabled"]
+    assert "takes whoever can reach it, and this process takes tokens only" in answers["token"]
 
 
 @pytest.mark.timeout(300)
