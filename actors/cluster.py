@@ -147,14 +147,14 @@ class Cluster:
 
     async def _leave(self) -> list[str]:
         """Bring the logs home and give the nodes back; returns what could not be had."""
-        problems: list[str] = []
-        if self.nodes is not None:
-            problems = await self.nodes.fetch_logs()
-            self.nodes.close()
-        if self.placement is not None:
-            self.placement.release()
-        self.nodes, self.placement = None, None
-        return problems
+        try:
+            return [] if self.nodes is None else await self.nodes.fetch_logs()
+        finally:
+            if self.nodes is not None:
+                self.nodes.close()
+            if self.placement is not None:
+                self.placement.release()
+            self.nodes, self.placement = None, None
 
 
 def still_running(processes: dict[str, int]) -> list[str]:

@@ -33,12 +33,13 @@ from actors.node_files import (
     read_piece,
     survey,
 )
-from rl.errors import InfrastructureError
-from rl.files import write_bytes
+from rl.errors import DeadlineExceeded, InfrastructureError
+from rl.files import disk_errors, sync_directory, write_bytes
 
 KEEPER_START_S = 180.0
 PIECE_S = 300.0  # 64 MiB at 2 Mbit/s
 SURVEY_S = 1800.0  # hashing a large model on a slow disk
+LOGS_S = 30.0  # of the time for stopping; a node that is gone answers nothing
 LOG_SUFFIXES = (".log",)
 # What an episode worker does not need of a model: it only reads the tokenizer.
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx")
@@ -220,11 +221,18 @@ class Nodes:
         return target
 
     async def fetch_logs(self, name: str = "logs") -> list[str]:
-        """Bring every node's logs to the driver; returns what could not be had."""
+        """Bring every node's logs to the driver; returns what could not be had in `LOGS_S`."""
         foreign = {node: site for node, site in self.sites.items() if not site.shared}
-        results = await asyncio.gather(
-            *(self._fetch_logs(site, name) for site in foreign.values()), return_exceptions=True
-        )
+
+        async def fetch(site: Site) -> None:
+            try:
+                async with asyncio.timeout(LOGS_S):
+                    await self._fetch_logs(site, name)
+            except TimeoutError:
+                raise DeadlineExceeded(f"not fetched within {LOGS_S:g} s", str(site.run)) from None
+
+        # One node that is gone must not keep the others' logs, nor the stop.
+        results = await asyncio.gather(*map(fetch, foreign.values()), return_exceptions=True)
         return [
             f"logs of node {node[:8]}: {result}"
             for node, result in zip(foreign, results, strict=True)
@@ -331,17 +339,31 @@ class Nodes:
     async def _fetch_logs(self, site: Site, name: str) -> None:
         folder = site.run / name
         manifest = await call(
-            site.keeper.survey.remote(folder, list(LOG_SUFFIXES)), SURVEY_S, "survey of logs"
+            site.keeper.survey.remote(folder, list(LOG_SUFFIXES)), LOGS_S, "survey of logs"
         )
         for entry in manifest.entries if manifest is not None else []:
-            if not entry.is_file:
-                continue
-            target = self.home.run / name / entry.path
+            if entry.is_file:
+                await self._fetch_log(site.keeper, folder, entry, self.home.run / name)
+
+    @staticmethod
+    async def _fetch_log(keeper: Any, folder: Path, entry: FileEntry, home: Path) -> None:
+        """One log as it stands now; it may still be written to."""
+        target = home / entry.path
+        aside = target.with_name(f".{target.name}.partial")
+        with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            content = await call(
-                site.keeper.read.remote(folder / entry.path, 0), PIECE_S, entry.path
-            )
-            await asyncio.to_thread(write_bytes, target, content)
+            with aside.open("wb") as file:
+                while file.tell() < entry.size:
+                    piece: bytes = await call(
+                        keeper.read.remote(folder / entry.path, file.tell()), LOGS_S, entry.path
+                    )
+                    if not piece:
+                        break
+                    await asyncio.to_thread(file.write, piece)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.rename(target)
+            sync_directory(target.parent)
 
 
 def _anything(name: str) -> bool:
