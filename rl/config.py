@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from rl.modal_config import ModalConfig
 from rl.serving_config import (
     EngineConfig,
     EpisodeConfig,
@@ -40,6 +41,7 @@ __all__ = [
     "EpisodeConfig",
     "EvalConfig",
     "HeldoutConfig",
+    "ModalConfig",
     "ModelConfig",
     "ResourcesConfig",
     "SandboxConfig",
@@ -136,6 +138,9 @@ class CampaignConfig(ServingConfig):
     heldout: HeldoutConfig = Field(description="held-out evaluation")
     eval: EvalConfig | None = Field(
         default=None, description="evaluations during training; none if absent"
+    )
+    modal: ModalConfig | None = Field(
+        default=None, description="what is rented on Modal; nothing if absent"
     )
 
     @model_validator(mode="after")

@@ -383,6 +383,7 @@ SWITCHES = (
     "trainer.streaming",
     "trainer.prime.compile",
     "eval.at_start",
+    "modal.dashboard",
 )
 
 
