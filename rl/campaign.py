@@ -7,6 +7,7 @@ those of `rl.run`, and a continued campaign is what was frozen.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from rl.evidence.events import REPORTED, STAGE_DONE
 from rl.evidence.frozen import freeze, heldout_plan, load_frozen, verify_frozen
 from rl.evidence.layout import CampaignDir
 from rl.evidence.rows import BASE_ARM, ArmPin, Arms
+from rl.evidence.shards import take_in
 from rl.evidence.summary import read_json
 from rl.files import sha256_files, write_json
 from rl.learner import checkpoint
@@ -44,23 +46,31 @@ class Campaign(Run[CampaignConfig]):
 
     Args:
         tasks: the prepared, split task packages; `task_root` is theirs.
+        train_only: end once the last checkpoint is proven; evaluation and report are left.
+        shards: held-out shards that other runs have evaluated, to be taken in.
     """
 
     tasks: PreparedTasks
+    train_only: bool = False
+    shards: Sequence[CampaignDir] = ()
     _incarnation: int = field(init=False, default=0)
 
     async def _stages(self, cluster: Cluster) -> None:
         config = self.config
         self.progress.plan(config.schedule.updates, config.heldout_attempts // 2)
         self._take_over()
+        self._take_in()
         await self._reap()
         held = max(config.heldout_tasks, config.eval_tasks)
         await self._gate([*self.tasks.train, *self.tasks.heldout[:held]])
+        if self._nothing_left():
+            return
         async with self.recorder.lifecycle.step("start", config.limits.start_s):
             await self._start(cluster)
         await self._train(cluster)
         arms = await self._verify_checkpoint(cluster)
-        await self._evaluate(cluster, arms)
+        if not self.train_only:
+            await self._evaluate(cluster, arms)
 
     # ---- stages ---------------------------------------------------------
 
@@ -109,6 +119,25 @@ class Campaign(Run[CampaignConfig]):
                 f"continuing after update {done}: {lost} attempts were lost with the driver, "
                 f"{superseded} rows of later updates set aside"
             )
+
+    def _take_in(self) -> None:
+        """Take in the held-out shards that runs of their own have evaluated."""
+        for shard in self.shards:
+            if take_in(self.directory, shard, self.recorder.events):
+                self.progress.note(f"took in the held-out attempts of {shard.run_id}")
+
+    def _nothing_left(self) -> bool:
+        """Whether the weights are pinned and, if that is wanted, evaluated: nothing is started."""
+        pinned = read_json(self.directory.arms, Arms)
+        if pinned is None or pinned.final.version != self.config.schedule.updates:
+            return False
+        if self.train_only:
+            return True
+        held = self.directory.episodes("heldout")
+        graded = Counter((r.arm, r.task_digest) for r in held if r.outcome == "graded")
+        tasks = self.tasks.heldout[: self.config.heldout_tasks]
+        cells = [(pin.arm, task.digest) for pin in pinned.arms for task in tasks]
+        return all(graded[cell] >= self.config.heldout.attempts for cell in cells)
 
     async def _start(self, cluster: Cluster) -> None:
         """Start all actors that what is left of the campaign needs."""
@@ -189,7 +218,10 @@ class Campaign(Run[CampaignConfig]):
         await loop.run()
 
     def _report(self) -> None:
-        """Audit the evidence and write summary and report."""
+        """Audit the evidence and write summary and report; of training alone, say what is left."""
+        if self.train_only:
+            self._leave_evaluation()
+            return
         from rl.evidence.report import write_report
         from rl.evidence.summary import load_evidence, summarize, summary_lines
 
@@ -212,6 +244,15 @@ class Campaign(Run[CampaignConfig]):
                 findings[0].where,
                 f"see all of them: python -m rl.audit {self.directory.root}",
             )
+
+    def _leave_evaluation(self) -> None:
+        """Say how a campaign that is trained goes on."""
+        run_id, shards = self.directory.run_id, self.config.heldout.shards
+        self.progress.note(
+            f"trained, not evaluated. Here: python -m rl.final --resume {run_id}; elsewhere, one "
+            f"run for each shard: python -m rl.heldout {run_id} --shard 1/{shards}, taken in by "
+            f"python -m rl.final --resume {run_id} --take-in RUN"
+        )
 
     # ---- inside ---------------------------------------------------------
 

@@ -58,6 +58,19 @@ def _parser() -> argparse.ArgumentParser:
         help="walk the whole launch and campaign on this machine, with a stand-in for what costs",
     )
     parser.add_argument(
+        "--train-only",
+        action="store_true",
+        help="end once the last checkpoint is proven; evaluation and report are left to --resume",
+    )
+    parser.add_argument(
+        "--take-in",
+        metavar="RUN",
+        action="append",
+        default=[],
+        help="with --resume: take in the held-out attempts of a run of rl.heldout --shard; "
+        "repeatable",
+    )
+    parser.add_argument(
         "--describe-config", action="store_true", help="list every configuration key and exit"
     )
     return parser
@@ -78,6 +91,7 @@ def main(argv: list[str]) -> int:
         raise ConfigurationError("goes with --plan", "--durations", "leave it out, or add --plan")
     if options.rehearse:
         return _rehearse(options)
+    _refuse_parts(options)
     directory = None
     try:
         if options.resume is not None:
@@ -92,6 +106,21 @@ def main(argv: list[str]) -> int:
         return _run(options, config)
     except KeyboardInterrupt:
         raise Interrupted("stopped while preparing", remedy="run the same command again") from None
+
+
+def _refuse_parts(options: argparse.Namespace) -> None:
+    """Refuse `--take-in` where it can't go.
+
+    Raises:
+        ConfigurationError: there is nothing to take it into, or nothing comes after it.
+    """
+    if options.take_in and (options.resume is None or options.train_only):
+        raise ConfigurationError(
+            "goes with --resume, and without --train-only: a campaign is evaluated when it is "
+            "trained",
+            "--take-in",
+            "train first, with --train-only",
+        )
 
 
 def _config(options: argparse.Namespace) -> CampaignConfig:
@@ -167,7 +196,7 @@ def _rehearse(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, config: CampaignConfig) -> int:
     from rl.campaign import Campaign
     from rl.evidence.code_pin import pin_code
-    from rl.evidence.layout import create, new_run_id, open_existing
+    from rl.evidence.layout import create, find_run, new_run_id, open_existing
     from rl.prepare import prepare_model, prepare_tasks
     from rl.progress import Progress
     from sandboxes.provider import SandboxProvider
@@ -198,12 +227,15 @@ def _run(options: argparse.Namespace, config: CampaignConfig) -> int:
             progress=progress,
             address=options.address,
             dashboard=not options.no_dashboard,
+            train_only=options.train_only,
+            shards=[find_run(name, options.state / "heldout") for name in options.take_in],
         )
         campaign.freeze()
         how = continuing("rl.final", options)
         run_until_signal(campaign.run, how, directory.run_id)
     if options.json:
-        print(directory.summary.read_text(encoding="utf-8"))
+        outcome = directory.arms if options.train_only else directory.summary
+        print(outcome.read_text(encoding="utf-8"))
     return EXIT_OK
 
 

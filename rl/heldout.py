@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rl.errors import EXIT_OK, ConfigurationError, EvidenceError, Interrupted, run_command
@@ -53,6 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--attempts", type=int, help="attempts per task and arm")
     parser.add_argument("--shards", type=int, help="disjoint sets of tasks, each on one replica")
     parser.add_argument("--tasks", type=int, help="only the first so many held-out tasks")
+    parser.add_argument(
+        "--shard",
+        metavar="K/N",
+        help="the campaign's own evaluation of shard K of N, to be taken in by rl.final --take-in",
+    )
     add_run_options(parser, "evaluation")
     parser.add_argument("--json", action="store_true", help="print the plan or summary as JSON")
     return parser
@@ -68,7 +72,7 @@ def main(argv: list[str]) -> int:
         parser.error("name either a campaign, or an evaluation to --resume")
     try:
         if options.resume is not None:
-            refuse_with_resume(options, ["update", "attempts", "shards", "tasks"])
+            refuse_with_resume(options, ["update", "attempts", "shards", "tasks", "shard"])
             wanted = resumed(options, "heldout")
         else:
             wanted = _wanted(options)
@@ -85,9 +89,12 @@ def main(argv: list[str]) -> int:
 
 def _wanted(options: argparse.Namespace) -> Wanted:
     from rl.evidence.frozen import EvaluationPlan, load_frozen
+    from rl.evidence.layout import find_run
 
-    campaign = find_campaign(options.campaign, options.state)
+    campaign = find_run(options.campaign, options.state / "campaigns")
     frozen = load_frozen(campaign)
+    if options.shard is not None:
+        return _shard(options, campaign, frozen)
     config = with_overrides(frozen, options)
     count = _bounded(options.tasks, config.heldout_tasks, "--tasks")
     if count > len(frozen.heldout):
@@ -121,18 +128,66 @@ def _wanted(options: argparse.Namespace) -> Wanted:
     )
 
 
-def find_campaign(named: str, state: Path) -> CampaignDir:
-    """The campaign of a run id, or of a directory.
+def _shard(options: argparse.Namespace, campaign: CampaignDir, frozen: Frozen) -> Wanted:
+    """One shard of the campaign's own evaluation, on one replica, under its own conditions.
 
     Raises:
-        ConfigurationError: there is none.
-        EvidenceError: the directory is no campaign's.
+        ConfigurationError: there is no such shard, or something else than how fast it goes is
+            to differ.
+        EvidenceError: the campaign is not trained, or a checkpoint is damaged.
     """
-    from rl.evidence.layout import open_existing, open_path
+    from rl.evidence.rows import Arms
+    from rl.evidence.shards import OWN_KEYS, shard_tasks
+    from rl.evidence.summary import read_json
 
-    if "/" in named or Path(named).is_dir():
-        return open_path(Path(named))
-    return open_existing(named, state / "campaigns")
+    given = [name for name in ("update", "attempts", "shards", "tasks") if getattr(options, name)]
+    foreign = [key for key in overrides(options) if not key.startswith(OWN_KEYS)]
+    if given or foreign:
+        raise ConfigurationError(
+            f"{', '.join([f'--{name}' for name in given] + foreign)} can't be combined with "
+            "--shard: the campaign has decided what is measured",
+            "--shard",
+            f"set only {', '.join(OWN_KEYS)}",
+        )
+    whole = frozen.campaign_config()
+    shard, shards = _numbered(options.shard, whole.heldout_tasks)
+    arms = read_json(campaign.arms, Arms)
+    if arms is None:
+        raise EvidenceError(
+            "its weights are not proven yet", str(campaign.root), "train it to its end first"
+        )
+    part, more = divmod(whole.episodes.concurrency, shards)
+    slots = max(1, part + (shard <= more))
+    workers = min(whole.episodes.workers, slots)
+    own = ["engine.replicas=1", "heldout.shards=1"]
+    own += [f"episodes.concurrency={slots}", f"episodes.workers={workers}"]
+    options.set = [*own, *options.set]
+    tasks = shard_tasks(frozen.heldout[: whole.heldout_tasks], shard, shards)
+    return Wanted(
+        "heldout",
+        with_overrides(frozen, options),
+        frozen.evaluation.model_copy(update={"shards": 1}),
+        tasks,
+        frozen_tasks(frozen, tasks, options.state),
+        adapters=adapters_of(campaign, frozen, [arms.final.version]),
+        source=frozen.run_id,
+        trained_on=frozen.train,
+        model_files=frozen.model.files,
+    )
+
+
+def _numbered(text: str, most: int) -> tuple[int, int]:
+    """K and N of K/N."""
+    first, slash, second = text.partition("/")
+    if not slash or not (first.isascii() and first.isdigit()):
+        raise ConfigurationError("not of the form K/N", f"--shard {text}", "such as --shard 1/2")
+    if not (second.isascii() and second.isdigit()) or not 1 <= int(first) <= int(second) <= most:
+        raise ConfigurationError(
+            f"there are shards 1 to N, N at most {most}: one task each",
+            f"--shard {text}",
+            "such as --shard 1/2",
+        )
+    return int(first), int(second)
 
 
 def with_overrides(frozen: Frozen, options: argparse.Namespace) -> CampaignConfig:

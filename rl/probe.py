@@ -28,7 +28,7 @@ from rl.evaluating import (
     run_evaluation,
     show_plan,
 )
-from rl.heldout import adapters_of, find_campaign, with_overrides
+from rl.heldout import adapters_of, with_overrides
 from rl.running import (
     add_run_options,
     check_state,
@@ -121,8 +121,9 @@ def _of_config(options: argparse.Namespace) -> Wanted:
 
 def _of_campaign(options: argparse.Namespace) -> Wanted:
     from rl.evidence.frozen import load_frozen
+    from rl.evidence.layout import find_run
 
-    campaign = find_campaign(options.campaign, options.state)
+    campaign = find_run(options.campaign, options.state / "campaigns")
     frozen = load_frozen(campaign)
     config = with_overrides(frozen, options)
     picked = _picked(frozen.heldout, options)

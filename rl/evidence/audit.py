@@ -28,6 +28,7 @@ from rl.evidence.layout import STAGES, CampaignDir
 from rl.evidence.lines import JsonLines
 from rl.evidence.material import Material
 from rl.evidence.rows import Arms, Audit, Finding, Gates
+from rl.evidence.shards import shard_findings
 from rl.evidence.summary import Summary, load_evidence, read_json, summarize
 from rl.evidence.traces import Frame, TornTraceError, parse_record, read_frames
 from rl.records import EpisodeRecord, Stage
@@ -47,18 +48,20 @@ def audit(directory: CampaignDir) -> Audit:
     material = _gather(directory, frozen, findings)
     for check in checks.CAMPAIGN if material.campaign else checks.EVALUATION:
         findings.extend(check(material))
+    findings.extend(_check_shards(material))
     if not findings:
         findings.extend(_check_summary(directory, material.campaign))
     return Audit(
         run_id=frozen.run_id,
         checked={
             "training episodes": len(material.train),
-            "held-out episodes": len(material.heldout),
+            "held-out episodes": len(material.measured),
             "updates": len(material.updates),
             "evaluation episodes": len(material.evals),
             "tasks": len(frozen.train) + len(frozen.heldout),
             "gates": len(material.gates.gates) if material.gates else 0,
             "arms": len(material.arms.arms) if material.arms else 0,
+            "held-out shards": len(directory.shards),
         },
         findings=findings,
     )
@@ -100,6 +103,7 @@ def _gather(directory: CampaignDir, frozen: Frozen, findings: list[Finding]) -> 
         lifecycle=attempt("damaged-lifecycle", directory.lifecycle_rows().read, []),
         arms=attempt("damaged-arms", lambda: read_json(directory.arms, Arms), None),
         superseded=attempt("damaged-superseded", directory.superseded_adapters, set()),
+        shards=attempt("damaged-shard", lambda: list(_of_shards(directory)), []),
         gates=attempt("damaged-gates", lambda: read_json(directory.gates, Gates), None),
     )
 
@@ -118,6 +122,28 @@ def _records(path: Path, findings: list[Finding]) -> Iterable[tuple[Frame, Episo
         findings.append(Finding(code="torn-trace", where=error.where, message=error.what))
     except EvidenceError as error:
         findings.append(Finding(code="damaged-trace", where=error.where, message=error.what))
+
+
+def _of_shards(directory: CampaignDir) -> Iterable[EpisodeRecord]:
+    """Held-out records of the shards that were taken in, without tokens and turns."""
+    for shard in directory.shards:
+        for record in shard.own_episodes("heldout"):
+            yield record.model_copy(update={"samples": [], "turns": []})
+
+
+def _check_shards(material: Material) -> Iterable[Finding]:
+    """Each shard is the campaign's, whole, as it was taken in, and passes an audit of its own."""
+    directory, frozen, plan = material.directory, material.frozen, material.plan
+    if not material.campaign or plan is None:
+        return
+    try:
+        yield from shard_findings(directory, frozen, plan, material.events)
+        for shard in directory.shards:
+            for found in audit(shard).findings:
+                where = f"shards/{shard.run_id} {found.where}"
+                yield found.model_copy(update={"where": where})
+    except EvidenceError as error:
+        yield Finding(code="damaged-shard", where=error.where, message=error.what)
 
 
 def _misplaced(path: Path, directory: CampaignDir, record: EpisodeRecord) -> Iterable[Finding]:

@@ -159,7 +159,7 @@ def check_tasks(material: Material) -> Iterator[Finding]:
     stages = (
         ("training", material.train, material.frozen.train),
         ("evaluation", material.evals, material.eval_tasks),
-        ("held-out", material.heldout, material.evaluated),
+        ("held-out", material.measured, material.evaluated),
     )
     for stage, records, tasks in stages:
         digests = {task.name: task.digest for task in tasks}

@@ -37,6 +37,8 @@ STOPPED: Final = "stopped"
 COUNTERS: Final = "engine_counters"
 # {"version", "graded", "cells", "reason"}: an evaluation during training has ended
 EVAL_OVER: Final = "eval_over"
+# {"run": name, "sha256": of all its files}: a held-out shard of another run was taken in
+TAKEN_IN: Final = "taken_in"
 STAGE_DONE: Final = "done"
 
 

@@ -202,10 +202,13 @@ def verify_frozen(
             _RESTORE,
         )
     differences = [
-        *_config_differences(frozen.config, config.model_dump(mode="json")),
+        *(
+            f"configuration {key}: {difference}"
+            for key, difference in config_differences(frozen.config, config.model_dump(mode="json"))
+        ),
         *_task_differences("training", frozen.train, train),
         *_task_differences("held-out", frozen.heldout, heldout),
-        *_model_differences(frozen.model, model),
+        *model_differences(frozen.model, model),
         *(code_differences(frozen.code, code) if code is not None else []),
     ]
     if differences:
@@ -275,14 +278,17 @@ def pin_model(config: ModelConfig, directory: Path) -> ModelPin:
     return ModelPin(name=config.name, source=config.source, pin=pin, files=sha256_files(directory))
 
 
-def _config_differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    found: list[str] = []
+def config_differences(
+    old: dict[str, Any], new: dict[str, Any], prefix: str = ""
+) -> list[tuple[str, str]]:
+    """What differs between two dumped configurations: each key, and how."""
+    found: list[tuple[str, str]] = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
-            found.extend(_config_differences(before, after, f"{prefix}{key}."))
+            found.extend(config_differences(before, after, f"{prefix}{key}."))
         elif before != after:
-            found.append(f"configuration {prefix}{key}: {before!r} -> {after!r}")
+            found.append((f"{prefix}{key}", f"{before!r} -> {after!r}"))
     return found
 
 
@@ -298,7 +304,8 @@ def _task_differences(kind: str, old: Sequence[TaskRef], new: Sequence[TaskRef])
     return found
 
 
-def _model_differences(old: ModelPin, new: ModelPin) -> list[str]:
+def model_differences(old: ModelPin, new: ModelPin) -> list[str]:
+    """What differs between two pins, in words."""
     found = [
         f"model {field}: {getattr(old, field)!r} -> {getattr(new, field)!r}"
         for field in ("name", "source", "pin")

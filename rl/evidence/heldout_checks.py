@@ -26,7 +26,7 @@ def check_heldout(material: Material) -> Iterator[Finding]:
     versions = {pin.arm: pin.version for pin in material.arms.arms}
     counts: Counter[tuple[str, str]] = Counter()
     masked: Counter[tuple[str, str]] = Counter()
-    for record in material.heldout:
+    for record in material.measured:
         cell = (record.arm or "(none)", record.task_name)
         counts[cell] += record.outcome == "graded"
         masked[cell] += record.outcome != "graded"
@@ -65,7 +65,7 @@ def check_arms(material: Material) -> Iterator[Finding]:
             where=f"arm {BASE_ARM}",
             message=f"is pinned to adapter {base[:16]}; the base model has none",
         )
-    for record in material.heldout:
+    for record in material.measured:
         if record.outcome != "graded" or record.arm not in pins:
             continue
         pinned = pins[record.arm]

@@ -81,19 +81,45 @@ class CampaignDir:
 
     @property
     def traces(self) -> tuple[Path, ...]:
-        """All traces, whether they are there or not."""
+        """All traces of its own, whether they are there or not."""
         return (*map(self.trace, STAGES), self.failed_trace)
 
     def episodes(self, stage: Stage, *, live: bool = False) -> Iterator[EpisodeRecord]:
         """Every terminal record of a stage: the graded ones, then the others.
 
+        The held-out stage's include those of shards that were taken in.
+
         Raises:
             EvidenceError: as for `read_traces`.
         """
+        yield from self.own_episodes(stage, live=live)
+        if stage == "heldout":
+            for shard in self.shards:
+                yield from shard.own_episodes(stage, live=live)
+
+    def own_episodes(self, stage: Stage, *, live: bool = False) -> Iterator[EpisodeRecord]:
+        """The same, of what this run has dispatched itself."""
         yield from read_traces(self.trace(stage), live=live)
         for record in read_traces(self.failed_trace, live=live):
             if record.stage == stage:
                 yield record
+
+    @property
+    def shards_folder(self) -> Path:
+        """Folder of the held-out shards that runs of their own have evaluated."""
+        return self.root / "shards"
+
+    @property
+    def shards(self) -> tuple[CampaignDir, ...]:
+        """The shards that were taken in, each the whole directory of its run."""
+        folder = self.shards_folder
+        if not folder.is_dir():
+            return ()
+        return tuple(
+            CampaignDir(path)
+            for path in sorted(folder.iterdir())
+            if path.is_dir() and not path.name.startswith(".")
+        )
 
     @property
     def metrics(self) -> Path:
@@ -264,6 +290,18 @@ def open_existing(run_id: str, root: Path = CAMPAIGNS_ROOT) -> CampaignDir:
         str(path),
         f"the newest ones are: {names}" if names else f"{root} holds no run yet",
     )
+
+
+def find_run(named: str, root: Path) -> CampaignDir:
+    """The run of a name in `root`, or of a directory.
+
+    Raises:
+        ConfigurationError: there is none of this name.
+        EvidenceError: the directory is no run's.
+    """
+    if "/" in named or Path(named).is_dir():
+        return open_path(Path(named))
+    return open_existing(named, root)
 
 
 def open_path(path: Path) -> CampaignDir:

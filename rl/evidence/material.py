@@ -37,11 +37,17 @@ class Material:
     arms: Arms | None
     gates: Gates | None
     superseded: set[str]  # adapters of updates that were made again
+    shards: list[EpisodeRecord]  # held-out episodes of shards that other runs have evaluated
 
     @property
     def records(self) -> list[EpisodeRecord]:
-        """Every record of every stage."""
+        """Every record of every stage that the run itself has dispatched."""
         return [*self.train, *self.evals, *self.heldout]
+
+    @property
+    def measured(self) -> list[EpisodeRecord]:
+        """Every held-out record, whichever run has dispatched it."""
+        return [*self.heldout, *self.shards]
 
     @property
     def evaluated(self) -> list[TaskRef]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -130,8 +131,9 @@ def run_row(path: Path, manifests: dict[str, list[ArchiveManifest]] | None = Non
     frozen = _json(directory.frozen, problems)
     audit = _json(directory.audit, problems)
     begun, stage = _stages(directory.events, problems)
-    counts = {trace.name.removesuffix(".jsonl.zst"): _count(trace, problems)
-              for trace in directory.traces if trace.exists()}  # fmt: skip
+    counts: Counter[str] = Counter()
+    for trace in (t for run in (directory, *directory.shards) for t in run.traces if t.exists()):
+        counts[trace.name.removesuffix(".jsonl.zst")] += _count(trace, problems)
     created = frozen.get("created_at") if frozen else None
     checkpoints = [entry for entry in _children(directory.checkpoints) if entry.is_dir()]
     findings = audit.get("findings") if audit else None
@@ -144,7 +146,7 @@ def run_row(path: Path, manifests: dict[str, list[ArchiveManifest]] | None = Non
         status=_status(directory, frozen is not None, stage),
         stage=stage,
         failed=counts.pop("failed", 0),
-        graded=counts,
+        graded=dict(counts),
         checkpoints=sum(entry.name.startswith("update-") for entry in checkpoints),
         findings=len(findings) if isinstance(findings, list) else None,
         bytes=size_of(path),

@@ -1,4 +1,4 @@
-"""Evaluations during training and after it, and probes, with the scripted engine."""
+"""Evaluations during training, after it and elsewhere, and probes, with the scripted engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ REPLIES = ["```bash\nmkdir -p a\n```", "```bash\nls\n```"]
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state directory of a campaign whose versions 0 and 2 were evaluated on the way."""
+    """The state directory of a campaign whose versions 0 and 2 were evaluated on the way.
+
+    Its held-out stage was evaluated in two runs of their own.
+    """
     folder = tmp_path_factory.mktemp("evaluations")
     settings = small_config(
         make_tiny_model(folder / "model", [SYSTEM, *REPLIES]),
@@ -39,10 +42,45 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eval={"interval": 2, "at_start": True, "attempts": 2, "tasks": 3},
     )
     config = write_config(folder / "small.toml", settings)
-    arguments = ("--config", str(config), "--state", str(folder), "--run-id", "trained")
-    done = run_final(*arguments, "--no-dashboard")
+    where = ("--state", str(folder), "--no-dashboard")
+    begin = ("--config", str(config), "--run-id", "trained", "--train-only", "--json")
+    done = run_final(*begin, *where)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert [arm["arm"] for arm in json.loads(done.stdout)["arms"]] == ["base", "step3"]
+    assert "rl.heldout trained --shard 1/2" in done.stderr
+    again = run_final("--resume", "trained", "--train-only", *where)
+    assert again.returncode == 0, again.stdout + again.stderr
+    for shard in (1, 2):
+        which = ("trained", "--shard", f"{shard}/2", "--run-id", f"part{shard}")
+        done = run_command("rl.heldout", *which, *where)
+        assert done.returncode == 0, done.stdout + done.stderr
+    end = run_final("--resume", "trained", "--take-in", "part1", "--take-in", "part2", *where)
+    assert end.returncode == 0, end.stdout + end.stderr
     return folder
+
+
+def test_shards_that_were_evaluated_elsewhere_make_the_campaign_whole(state: Path) -> None:
+    directory = CampaignDir(state / "campaigns" / "trained")
+    begun, stages = 0, dict[int, list[str]]()
+    for row in events(directory.root):
+        begun += row["kind"] == "begin"
+        if row["kind"] == "stage":
+            stages.setdefault(begun, []).append(row["fields"]["stage"])
+    assert stages == {
+        1: ["gates", "start", "train", "checkpoint"],
+        2: ["gates"],  # nothing was left to train, so nothing was started
+        3: ["gates", "report", "done"],  # nor to evaluate
+    }
+    audit = json.loads(directory.audit.read_text())
+    assert audit["findings"] == []
+    assert audit["checked"]["held-out episodes"] == 2 * 4 * 2
+    records = list(directory.episodes("heldout"))
+    assert Counter(record.arm for record in records) == {"base": 8, "step3": 8}
+    assert json.loads(directory.summary.read_text())["missing"] == []
+    assert directory.report.is_file()
+    part = json.loads((state / "heldout" / "part1" / "frozen.json").read_text())
+    assert part["config"]["engine"]["replicas"] == 1
+    assert part["config"]["episodes"]["concurrency"] == 4
 
 
 def test_versions_are_evaluated_on_the_way(state: Path) -> None:
@@ -122,6 +160,17 @@ def test_a_probe_is_repeated_from_its_record(state: Path) -> None:
         (("rl.heldout", "trained", "--tasks", "99"), "99 tasks are wanted and 4 are held out"),
         (("rl.probe", "--campaign", "trained", "--tasks", "0"), "must be at least 1"),
         (("rl.screen", "--config", "configs/local.toml"), "unknown key 'schedule'"),
+        (("rl.heldout", "trained", "--shard", "3/2"), "there are shards 1 to N, N at most 4"),
+        (("rl.heldout", "trained", "--shard", "0/2"), "there are shards 1 to N"),
+        (("rl.heldout", "trained", "--shard", "half"), "not of the form K/N"),
+        (("rl.heldout", "trained", "--shard", "1/2", "--attempts", "9"), "--attempts can't be"),
+        (
+            ("rl.heldout", "trained", "--shard", "1/2", "--set", "agent.temperature=0.1"),
+            "agent.temperature can't be combined with --shard",
+        ),
+        (("rl.final", "--take-in", "part1"), "goes with --resume"),
+        (("rl.final", "--resume", "trained", "--train-only", "--take-in", "x"), "without --train"),
+        (("rl.final", "--resume", "trained", "--take-in", "nobody"), "no run 'nobody'"),
     ],
 )
 def test_wrong_input_gets_one_message(state: Path, arguments: tuple[str, ...], said: str) -> None:

@@ -78,10 +78,13 @@ class Source:
         Raises:
             EvidenceError: a trace is damaged, or holds an episode of another stage.
         """
-        for stage in STAGES:
-            records = _records(self.directory.trace(stage))
+        places: list[tuple[Stage, CampaignDir]] = [(stage, self.directory) for stage in STAGES]
+        for shard in self.directory.shards:
+            places.append(("heldout", shard))
+        for stage, directory in places:
+            records = _records(directory.trace(stage))
             if failed:
-                others = _records(self.directory.failed_trace)
+                others = _records(directory.failed_trace)
                 records = chain(records, (record for record in others if record.stage == stage))
             for record in records:
                 if record.stage != stage:
