@@ -40,7 +40,7 @@ def prepare_account(config: str = FINAL, replace: str = "") -> None:
     """Make the volumes and fill them with model and tasks: no GPU, no model call."""
 
     def run() -> int:
-        print(f"modal: prepared: {prepare(_config(config, replace), config)}")
+        print(f"modal: prepared: {prepare(_config(config, replace))}")
         return 0
 
     _command(run)

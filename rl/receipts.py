@@ -131,11 +131,9 @@ async def _ask_ray(intent: Intent) -> str:
 
 
 def _ask_modal(intent: Intent) -> str:
-    tags = " and ".join(f"{key}={value}" for key, value in intent.tags.items()) or "no tags"
-    return (
-        f"look with `modal app list` and in the dashboard of {intent.target} for {tags}: "
-        "this program can't list calls"
-    )
+    from rl.provision.inquiry import told, what_exists
+
+    return told(intent, what_exists(intent))
 
 
 def _next(row: dict[str, Any]) -> str:

@@ -80,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="a variable of the job's environment, no secret: Ray shows it; repeatable",
     )
+    parser.add_argument(
+        "--train-only", action="store_true", help="as for rl.final: evaluation is left to --resume"
+    )
     parser.add_argument("--detach", action="store_true", help="do not follow what was submitted")
     parser.add_argument(
         "--plan", action="store_true", help="print what would be submitted; ask nobody"
@@ -137,6 +140,7 @@ def _submission(options: argparse.Namespace) -> Submission:
         address=options.address or os.environ.get("RAY_ADDRESS") or DEFAULT_ADDRESS,
         run_id=options.resume or options.stop or options.run_id or new_run_id(config.name),
         resume=options.resume is not None,
+        train_only=options.train_only,
         config=config,
         state=options.state,
         receipts=options.receipts,
@@ -147,18 +151,22 @@ def _submission(options: argparse.Namespace) -> Submission:
 
 
 def _require_launch(options: argparse.Namespace, submission: Submission) -> None:
-    """Walk the guards of a launch that costs, unless it is one that was submitted before.
+    """Walk the guards of a launch that costs, unless it was submitted before.
+
+    From a copy of the sources that was submitted itself, its launcher has walked them.
 
     Raises:
         CampaignError: a guard refuses; nothing is submitted.
     """
+    from rl.evidence.code_pin import SUBMITTED_CODE
     from rl.evidence.receipts import Ledger
     from rl.guards import Launch, rents, require_launch
     from rl.prepare import prepare_tasks
 
     config, state = submission.config, options.receipts.parent
     ledger = Ledger(submission.receipts)
-    if not rents(config) or ledger.entries(submission.run_id):
+    launched = (ROOT / SUBMITTED_CODE).exists()
+    if launched or not rents(config) or ledger.entries(submission.run_id):
         return
     tasks = prepare_tasks(config.tasks, state)
     origin = origin_of(options, DEFAULT_CONFIG)

@@ -78,6 +78,7 @@ class Submission:
         receipts: where intents and receipts are kept.
         variables: of the job's environment.
         code: the pin of the sources that are submitted.
+        train_only: whether evaluation and report are left.
         out: where the job's output goes.
     """
 
@@ -89,6 +90,7 @@ class Submission:
     receipts: Path
     variables: Mapping[str, str]
     code: CodePin
+    train_only: bool = False
     out: TextIO = field(default_factory=lambda: sys.stdout)
 
     @property
@@ -109,7 +111,8 @@ class Submission:
             if self.resume
             else ["--config", CONFIG_FILE, "--run-id", self.run_id]
         )
-        return shlex.join(["python", "-m", "rl.final", *what, "--state", str(self.state)])
+        part = ["--train-only"] if self.train_only else []
+        return shlex.join(["python", "-m", "rl.final", *what, "--state", str(self.state), *part])
 
     def plan(self) -> dict[str, Any]:
         """What would be submitted."""

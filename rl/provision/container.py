@@ -25,12 +25,24 @@ from typing import Any, Final
 from rl.config import CampaignConfig
 from rl.config_file import load_config
 from rl.errors import EXIT_REFUSED, CampaignError, ConfigurationError
-from rl.files import write_bytes
+from rl.evidence.layout import CampaignDir
+from rl.evidence.rows import Audit
+from rl.evidence.summary import read_json
+from rl.files import create_exclusive, write_bytes
 from rl.modal_config import MAX_FUNCTION_S
-from rl.provision.machine import DASHBOARD_PORT, Machine
-from rl.provision.order import CONFIG, SOURCES, STATE, Answer, Order, claim_key, read_order
+from rl.provision.machine import Machine
+from rl.provision.order import (
+    CONFIG,
+    GATES,
+    SOURCES,
+    STATE,
+    Answer,
+    Order,
+    claim_key,
+    read_order,
+)
+from sandboxes.gates import load_report, save_report
 
-ADDRESS: Final = f"http://127.0.0.1:{DASHBOARD_PORT}"
 # Receipts of a head that ends with the container are of no use to the next one.
 RECEIPTS: Final = Path("/root/receipts")
 END_MARGIN_S: Final = 240.0  # of a function's bound, kept for stopping and the last commit
@@ -48,6 +60,9 @@ class Runtime:
         reload: shows what others have committed.
         tunnel: opens a tunnel to a port, and gives its address.
         machine: the processes.
+        state: the state directory.
+        sources: the program, and what was submitted with it.
+        receipts: of the head that is started here.
     """
 
     call: str
@@ -58,6 +73,7 @@ class Runtime:
     machine: Machine = field(default_factory=Machine)
     state: Path = STATE
     sources: Path = SOURCES
+    receipts: Path = RECEIPTS
 
     def config(self) -> CampaignConfig:
         """The configuration that was submitted."""
@@ -94,9 +110,15 @@ def here(order: Order) -> Runtime:
     return Runtime(call, claim, commit, state.reload, tunnel)
 
 
-def train_campaign(text: str, runtime: Runtime | None = None) -> str:
-    """Run a campaign as a job of a head of its own; begin or continue it."""
-    return _answering(text, "train", runtime, _train)
+def train_campaign(text: str, runtime: Runtime | None = None, *, whole: bool = False) -> str:
+    """Train a campaign as a job of a head of its own; begin or continue it.
+
+    Args:
+        text: the order.
+        runtime: another than this container's, for tests.
+        whole: evaluate and report, too.
+    """
+    return _answering(text, "train", runtime, lambda order, own: _train(order, own, whole=whole))
 
 
 def train_on_cluster(
@@ -111,9 +133,7 @@ def train_on_cluster(
     """
     rank, hosts = place or _place()
     if rank == 0:
-        return _answering(
-            text, "train", runtime, lambda order, own: _train(order, own, hosts[0], len(hosts))
-        )
+        return _answering(text, "train", runtime, lambda order, own: _train(order, own, hosts))
     machine = Machine() if runtime is None else runtime.machine
     try:
         machine.join(hosts[0], MAX_FUNCTION_S)
@@ -134,7 +154,10 @@ def evaluate_shard(text: str, shard: int, shards: int, runtime: Runtime | None =
 
     def evaluate(order: Order, own: Runtime) -> Answer:
         run_id = shard_run(order.run_id, shard)
-        resumed = _begun(own.state / "heldout" / run_id)
+        directory = CampaignDir(own.state / "heldout" / run_id)
+        resumed = _begun(directory.root)
+        if _is_clean(directory):
+            return Answer(ending="done", exit_code=0, resumed=True, note="was evaluated before")
         what = (
             ["--resume", run_id]
             if resumed
@@ -168,8 +191,6 @@ def prove_volume(state: Path) -> None:
     Raises:
         InfrastructureError: it can't.
     """
-    from rl.files import create_exclusive
-
     probe = state / ".probe"
     probe.unlink(missing_ok=True)
     create_exclusive(probe, b"first")
@@ -182,25 +203,39 @@ def shard_run(run_id: str, shard: int) -> str:
     return f"{run_id}-shard{shard}"
 
 
-def _train(order: Order, own: Runtime, host: str = "127.0.0.1", nodes: int = 1) -> Answer:
+def _train(order: Order, own: Runtime, hosts: Sequence[str] = (), *, whole: bool = False) -> Answer:
+    """Train as a job of a head in this container, or in the first of `hosts`."""
     config = own.config()
-    if order.gates:
-        (own.state / "gates").mkdir(parents=True, exist_ok=True)
-        write_bytes(own.state / "gates" / "report.json", order.gates.encode())
+    _keep_gates(own.sources, own.state)
     resumed = _begun(own.state / "campaigns" / order.run_id)
     what = (
         ["--resume", order.run_id]
         if resumed
         else ["--config", str(own.sources / CONFIG), "--run-id", order.run_id]
     )
-    submit = [sys.executable, "-m", "rl.submit", "--address", ADDRESS]
-    where = ["--state", str(own.state), "--receipts", str(RECEIPTS)]
-    own.machine.start_head(host)
-    if nodes > 1:
-        own.machine.await_nodes(nodes)
+    own.machine.start_head(hosts[0] if hosts else None)
+    if len(hosts) > 1:
+        own.machine.await_nodes(len(hosts))
+    submit = [sys.executable, "-m", "rl.submit", "--address", own.machine.head.job_server]
+    where = ["--state", str(own.state), "--receipts", str(own.receipts)]
+    part = [] if whole else ["--train-only"]
     with _dashboard(own, config):
         stop = [*submit, "--stop", order.run_id, *where]
-        return _supervised(own, [*submit, *what, *where], stop, resumed)
+        return _supervised(own, [*submit, *what, *where, *part], stop, resumed)
+
+
+def _keep_gates(sources: Path, state: Path) -> None:
+    """Add what the launcher has proven of tasks to what is known here."""
+    path = state / "gates" / "report.json"
+    known, told = load_report(path), load_report(sources / GATES)
+    known.results.update(told.results)
+    save_report(known, path)
+
+
+def _is_clean(directory: CampaignDir) -> bool:
+    """Whether an evaluation has ended, and its audit has no findings."""
+    result = read_json(directory.audit, Audit)
+    return result is not None and not result.findings and directory.summary.is_file()
 
 
 def _answering(
@@ -286,7 +321,7 @@ def _dashboard(own: Runtime, config: CampaignConfig) -> AbstractContextManager[A
 
 @contextmanager
 def _told(own: Runtime) -> Generator[None]:
-    with own.tunnel(DASHBOARD_PORT) as address:
+    with own.tunnel(own.machine.head.dashboard_port) as address:
         print(f"container: Ray's dashboard: {address} (it wants the cluster's token)", flush=True)
         yield
 

@@ -22,7 +22,7 @@ from rl.errors import (
     DeadlineExceeded,
     InfrastructureError,
 )
-from rl.provision.container import Runtime, here
+from rl.provision.container import Runtime, here, shard_run
 from rl.provision.order import Answer, Order, claim_key, read_answer, read_order
 
 REPORT_S: Final = 1_500.0  # verifying a checkpoint and writing the report, within the margin
@@ -89,8 +89,11 @@ def _continue(order: Order, training: str, shards: int, own: Runtime, calls: Cal
                 "see its log; then launch with --resume",
             )
     own.reload()
-    command = [sys.executable, "-m", "rl.final", "--resume", order.run_id]
-    code = own.machine.run([*command, "--state", str(own.state)], REPORT_S)
+    command = [sys.executable, "-m", "rl.final", "--resume", order.run_id, "--no-dashboard"]
+    command += ["--state", str(own.state)]
+    for shard in range(1, shards + 1):
+        command += ["--take-in", shard_run(order.run_id, shard)]
+    code = own.machine.run(command, REPORT_S)
     own.commit()
     return Answer(ending="done" if code == 0 else "failed", exit_code=code)
 

@@ -20,13 +20,22 @@ from rl.evidence.intents import Entry
 from rl.evidence.receipts import Ledger
 from rl.modal_config import MAX_FUNCTION_S
 from rl.provision.account import asking, require_workspace
+from rl.provision.functions import FunctionName
+from rl.provision.inquiry import existing
 from rl.provision.order import Answer, read_answer
 
 POLL_S: Final = 30.0  # Modal holds a question for an answer so long
 SLACK_S: Final = 30.0  # of such a question
 OUTAGE_S: Final = 300.0  # how long a Modal that does not answer is asked again
 QUEUE_S: Final = 7_200.0  # a call may wait so long for GPUs before its own bound begins
-STOP_S: Final = 120.0  # a cancelled call has half a minute, and its container goes after it
+STOP_S: Final = 180.0  # a cancelled call has half a minute, and its container goes after it
+STOP_ORDER: Final[tuple[FunctionName, ...]] = (
+    "final_continue",
+    "heldout_worker",
+    "final_cluster",
+    "final_train",
+    "train",
+)
 LAST_LINES_S: Final = 2.0
 
 
@@ -144,19 +153,29 @@ async def _relay(call: str) -> None:
 
 
 async def _stop(entry: Entry) -> list[str]:
+    """Cancel what waits for the others first, so that it makes no further calls."""
     await require_workspace(entry.intent.target.partition("/")[0])
-    running = [call for call in calls_of(entry).values() if not await answered(call)]
-    for call in reversed(running):  # what waits for the others first
-        async with asking(f"cancelling {call}"):
-            await modal.FunctionCall.from_id(call).cancel.aio()
     limit = time.monotonic() + STOP_S
-    for call in running:
-        while not await answered(call):
-            if time.monotonic() > limit:
-                raise DeadlineExceeded(
-                    f"has not ended within {STOP_S:g} s",
-                    call,
-                    f"stop its app: modal app stop {entry.intent.tags['app']}",
-                )
-            await asyncio.sleep(1.0)
-    return running
+    stopped: list[str] = []
+    for name in STOP_ORDER:
+        found = [one.id for one in await existing(entry.intent) if one.name == name]
+        receipt = [call for asked, call in calls_of(entry).items() if asked == name]
+        calls = [call for call in dict.fromkeys([*receipt, *found]) if not await answered(call)]
+        for call in calls:
+            async with asking(f"cancelling {call}"):
+                await modal.FunctionCall.from_id(call).cancel.aio()
+        for call in calls:
+            await _await_end(entry, call, limit)
+        stopped += calls
+    return stopped
+
+
+async def _await_end(entry: Entry, call: str, limit: float) -> None:
+    while not await answered(call):
+        if time.monotonic() > limit:
+            raise DeadlineExceeded(
+                f"has not ended within {STOP_S:g} s",
+                call,
+                f"stop its app: modal app stop {entry.intent.tags['app']}",
+            )
+        await asyncio.sleep(1.0)

@@ -23,7 +23,7 @@ from rl.provision.account import asking, workspace_name
 from rl.provision.functions import NAMES
 from rl.provision.order import claim_key
 
-CALLS_ASKED: Final = 20  # of one function; a submission makes at most one for each shard
+CALLS_ASKED: Final = 100  # of one function; a submission makes at most one for each shard
 PARTS: Final = ("launch", "train", "continue")
 
 Kind = Literal["app", "call", "claim"]
@@ -53,13 +53,14 @@ def what_exists(intent: Intent) -> list[Found]:
         ConfigurationError: another workspace is logged in than the one that was asked.
         InfrastructureError: Modal can't be reached, or does not answer in time.
     """
-    return asyncio.run(_what_exists(intent))
+    return asyncio.run(existing(intent))
 
 
 def told(intent: Intent, found: list[Found]) -> str:
     """What a person is told of it: one line each, and what follows from them."""
     lines = [f"{one.kind} {one.name}: {one.id} {one.detail}".rstrip() for one in found]
-    calls = [one for one in found if one.kind == "call"]
+    # Workers are called by the continuation, not by a launcher.
+    calls = [one for one in found if one.kind == "call" and one.name != "heldout_worker"]
     claimed = [one for one in found if one.kind == "claim" and not one.name.endswith("/launch")]
     if calls or claimed:
         named = " ".join(f"--call {one.name}={one.id}" for one in calls or claimed)
@@ -69,7 +70,8 @@ def told(intent: Intent, found: list[Found]) -> str:
     return "; ".join(lines) if found else f"no app {intent.tags.get('app', '')}; {lines[-1]}"
 
 
-async def _what_exists(intent: Intent) -> list[Found]:
+async def existing(intent: Intent) -> list[Found]:
+    """See `what_exists`."""
     workspace, _, environment = intent.target.partition("/")
     found = await workspace_name()
     if found != workspace:

@@ -27,13 +27,14 @@ from rl.errors import CampaignError, ConfigurationError, InfrastructureError
 from rl.evidence.code_pin import CodePin, pin_code
 from rl.evidence.intents import Entry, Intent, attempt_of, new_intent, submission_name
 from rl.evidence.receipts import Ledger
+from rl.files import write_bytes
 from rl.guards import Guard, Launch, launch_guards, rehearsal_guard, require
 from rl.prepare import prepare_tasks
 from rl.provision.account import account_guards, asking, require_workspace
 from rl.provision.build import Built, app_name, build, claims_name, volumes
 from rl.provision.following import answered
 from rl.provision.functions import FunctionName, campaign_functions, functions, modal_of
-from rl.provision.order import Order, claim_key
+from rl.provision.order import GATES, Order, claim_key, read_answer
 from rl.running import ROOT
 from rl.submitting import stage
 from sandboxes.modal_sandbox import label
@@ -97,13 +98,12 @@ def launch(request: Request) -> dict[str, str]:
     return calls
 
 
-def prepare_account(config: CampaignConfig, origin: str) -> str:
+def prepare_account(config: CampaignConfig) -> str:
     """Make the volumes and fill them, in a container without a GPU; what was found.
 
     Raises:
         CampaignError: a guard refuses, or Modal does.
     """
-    del origin
     for guard in require(account_guards(config, prepared=False)):
         print(f"modal: guard holds: {guard.name}: {guard.found}", flush=True)
     return asyncio.run(_prepare(config))
@@ -224,7 +224,6 @@ async def _submit(
         app=intent.tags["app"],
         claims=intent.tags["claims"],
         environment=table.environment,
-        gates=_gates(request.state),
     )
     # A guard has seen the right workspace; the credentials may have been changed since.
     await require_workspace(table.workspace)
@@ -244,6 +243,9 @@ async def _submit(
 async def _deploy(request: Request, order: Order, code: CodePin, folder: Path) -> Built:
     config = request.config
     stage(folder, config, code)
+    gates = request.state / "gates" / "report.json"
+    if gates.exists():
+        write_bytes(folder / GATES, gates.read_bytes())
     tags = {"campaign": label(order.run_id), "attempt": str(attempt_of(order.submission_id))}
     token = secrets.token_hex(TOKEN_BYTES) if modal_of(config).nodes > 1 else ""
     built = build(config, order.app, tags, request.names, folder, token)
@@ -281,11 +283,6 @@ async def _call(built: Built, name: FunctionName, called: list[str], *arguments:
         call = await function.spawn.aio(*arguments)
     print(f"modal: {name} is called: {call.object_id}", flush=True)
     return str(call.object_id)
-
-
-def _gates(state: Path) -> str:
-    report = state / "gates" / "report.json"
-    return report.read_text(encoding="utf-8") if report.exists() else ""
 
 
 def _settle(ledger: Ledger, intent: Intent, called: list[str], error: BaseException) -> None:
@@ -332,8 +329,6 @@ async def _prepare(config: CampaignConfig) -> str:
             built.app.run(environment_name=table.environment),
         ):
             text = await function.remote.aio(order.model_dump_json())
-    from rl.provision.order import read_answer
-
     answer = read_answer(text, "prepare_account")
     if answer.ending != "done":
         raise InfrastructureError(answer.note, "prepare_account", "see its log at Modal")

@@ -1,19 +1,20 @@
 """The processes of a container: Ray's head or node, and the commands that run beside it.
 
 Invariants:
-- Ray starts with tokens on; the token is in a file of mode 0600, or where Modal has put it,
-  and on no command line.
+- Ray takes tokens only: the cluster's is in a file of mode 0600, or in the secret that Modal
+  has put into this process's environment, and on no command line.
 - Every wait has a deadline, and nothing that was started here outlives `stop`.
 
-Run as a program, it waits until a cluster has so many nodes: `python -m rl.provision.machine N`.
+Run as a program, it waits until a cluster has so many nodes:
+`python -m rl.provision.machine HOST:PORT N`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,58 +22,65 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from actors.ray_auth import use_tokens
+from actors.guarded_process import KILL_MARGIN_S
+from actors.local_head import JoinedNode, LocalHead
+from actors.ray_auth import TOKEN_VARIABLE, use_tokens
 from rl.errors import DeadlineExceeded, InfrastructureError, run_command
 from rl.provision.order import SOURCES
 
-HEAD_PORT: Final = 6379
-DASHBOARD_PORT: Final = 8265
+FOLDER: Final = Path("/root/ray")  # token and log of Ray; no volume
+HEAD_PORT: Final = 6379  # at which the other machines of a cluster join
 HEAD_S: Final = 180.0  # a head is there after ten seconds, on a cold disk after a minute
 NODES_S: Final = 600.0  # Modal starts the containers of a cluster together
 END_S: Final = 10.0  # of the half minute that a preempted container has
 POLL_S: Final = 0.5
-JOB_S: Final = 60.0  # one submission of a job that does nothing
-TOLD_CHARS: Final = 500  # of the reason why it was refused
 
 
 class Machine:
-    """The processes of this container."""
+    """The processes of this container.
 
-    def __init__(self, directory: Path = SOURCES) -> None:
+    Args:
+        directory: where commands run: that of the sources.
+        folder: of Ray's token and log.
+    """
+
+    def __init__(self, directory: Path = SOURCES, folder: Path = FOLDER) -> None:
         self._directory = directory
-        self._ray: subprocess.Popen[bytes] | None = None
+        self._folder = folder
+        self._head: LocalHead | None = None
 
-    def start_head(self, host: str = "127.0.0.1") -> None:
+    @property
+    def head(self) -> LocalHead:
+        """The head that was started."""
+        assert self._head is not None, "start_head comes first"
+        return self._head
+
+    def start_head(self, host: str | None = None) -> None:
         """Start Ray's head, and wait until it takes jobs.
+
+        Args:
+            host: the address at which other machines join; None: no other does.
 
         Raises:
             InfrastructureError: it has ended, or is not there in time.
         """
-        use_tokens()
-        self._ray = self._ray_start(
-            "--head",
-            f"--node-ip-address={host}",
-            f"--port={HEAD_PORT}",
-            "--dashboard-host=127.0.0.1",
-            f"--dashboard-port={DASHBOARD_PORT}",
-        )
-        self._await_port("127.0.0.1", DASHBOARD_PORT)
-        self._await_jobs()
+        if host is None:
+            self._head = LocalHead(self._folder, None, None)
+        else:
+            self._head = LocalHead(
+                self._folder, None, None, host=host, port=HEAD_PORT, token=_token()
+            )
+        asyncio.run(self._head.start(HEAD_S))
 
     def join(self, head: str, limit_s: float) -> None:
-        """Be a node of the cluster of `head` until that ends.
+        """Be a node of the cluster whose head is at the address `head`, until that ends.
 
         Raises:
-            InfrastructureError: the head is not there in time.
+            InfrastructureError: it could not join, or the head is not there in time.
             DeadlineExceeded: the cluster has not ended in time.
         """
-        use_tokens()
-        self._await_port(head, HEAD_PORT)
-        self._ray = self._ray_start(f"--address={head}:{HEAD_PORT}")
-        try:
-            self._ray.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise DeadlineExceeded(f"the cluster has not ended in {limit_s:g} s", head) from None
+        node = JoinedNode(self._folder, f"{head}:{HEAD_PORT}", _token())
+        asyncio.run(node.run(limit_s, NODES_S))
 
     def await_nodes(self, count: int) -> None:
         """Wait until the cluster has `count` nodes.
@@ -80,8 +88,8 @@ class Machine:
         Raises:
             InfrastructureError: it has not, in time.
         """
-        code = self.run([sys.executable, "-m", "rl.provision.machine", str(count)], NODES_S)
-        if code:
+        wait = [sys.executable, "-m", "rl.provision.machine", self.head.address, str(count)]
+        if self.run(wait, NODES_S + HEAD_S):
             raise InfrastructureError(f"the cluster did not get its {count} nodes", "Ray")
 
     def run(self, command: Sequence[str], limit_s: float) -> int:
@@ -90,7 +98,10 @@ class Machine:
         Raises:
             DeadlineExceeded: it was ended after `limit_s`.
         """
-        child = subprocess.Popen(command, cwd=self._directory, start_new_session=True)
+        environment = dict(os.environ) if self._head is None else self._head.environment()
+        child = subprocess.Popen(
+            command, cwd=self._directory, env=environment, start_new_session=True
+        )
         try:
             return child.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -106,51 +117,26 @@ class Machine:
         At once: the job has been stopped in order, and on SIGTERM a node would drain for longer
         than a preempted container lives.
         """
-        if self._ray is not None:
-            _end(self._ray, signal.SIGKILL)
-            self._ray = None
-
-    def _ray_start(self, *options: str) -> subprocess.Popen[bytes]:
-        command = ["ray", "start", "--block", "--disable-usage-stats", *options]
-        return subprocess.Popen(command, cwd=self._directory, start_new_session=True)
-
-    def _await_jobs(self) -> None:
-        """Wait until the head takes a job: its port listens before there is an agent to run one."""
-        address = f"http://127.0.0.1:{DASHBOARD_PORT}"
-        probe = ["ray", "job", "submit", "--no-wait", "--address", address, "--", "true"]
-        limit, told = time.monotonic() + HEAD_S, ""
-        while time.monotonic() < limit:
-            self._require_alive()
-            try:
-                done = subprocess.run(
-                    probe, capture_output=True, cwd=self._directory, timeout=JOB_S, check=False
-                )
-            except subprocess.TimeoutExpired:
-                continue
-            if done.returncode == 0:
-                return
-            told = (done.stderr.decode(errors="replace").strip() or "no reason given")[-TOLD_CHARS:]
-            time.sleep(POLL_S)
-        raise DeadlineExceeded(f"takes no job after {HEAD_S:g} s: {told}", address)
-
-    def _require_alive(self) -> None:
-        if self._ray is not None and self._ray.poll() is not None:
-            code = self._ray.returncode
-            raise InfrastructureError(f"ray start has ended with exit code {code}", "Ray")
-
-    def _await_port(self, host: str, port: int) -> None:
-        limit = time.monotonic() + HEAD_S
-        while time.monotonic() < limit:
-            self._require_alive()
-            with contextlib.suppress(OSError), socket.create_connection((host, port), POLL_S):
-                return
-            time.sleep(POLL_S)
-        raise DeadlineExceeded(f"nothing listens after {HEAD_S:g} s", f"{host}:{port}")
+        if self._head is not None:
+            asyncio.run(self._head.stop(KILL_MARGIN_S))
+            self._head = None
 
 
-def _end(child: subprocess.Popen[bytes], first: signal.Signals = signal.SIGTERM) -> None:
+def _token() -> str:
+    """The cluster's token, of which every machine's secret is a copy.
+
+    Raises:
+        InfrastructureError: there is none.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise InfrastructureError("the cluster's token is missing", TOKEN_VARIABLE)
+    return token
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
     """End a child and its process group, by SIGKILL in the end."""
-    for number in (first, signal.SIGKILL):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -162,13 +148,13 @@ def main(argv: list[str]) -> int:
     """Wait for a cluster's nodes."""
     import ray
 
-    count = int(argv[0])
+    address, count = argv[0], int(argv[1])
     use_tokens()
-    ray.init(address="auto", log_to_driver=False)
+    ray.init(address=address, log_to_driver=False)
     limit = time.monotonic() + NODES_S
     while sum(bool(node["Alive"]) for node in ray.nodes()) < count:
         if time.monotonic() > limit:
-            raise DeadlineExceeded(f"has not {count} nodes after {NODES_S:g} s", "Ray")
+            raise DeadlineExceeded(f"has not {count} nodes after {NODES_S:g} s", address)
         time.sleep(POLL_S)
     return 0
 

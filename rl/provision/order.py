@@ -19,6 +19,7 @@ SOURCES: Final = Path("/opt/terminal-rl")  # the sources, in a container
 STATE: Final = Path("/state")
 MODELS: Final = Path("/models")
 CONFIG: Final = "submitted.json"  # the configuration, beside the sources
+GATES: Final = "gates-report.json"  # what the launcher has proven of tasks, there as well
 CLAIMS: Final = "claims"  # suffix of the Dict's name: who has which submission
 
 Ending = Literal["done", "failed", "stopped", "taken"]
@@ -33,7 +34,6 @@ class Order(Record):
     app: str = Field(description="name of the app, for what asks for more of its functions")
     claims: str = Field(description="name of the Dict of claims")
     environment: str = Field(description="Modal environment of both")
-    gates: str = Field(default="", description="the report of the gates, as JSON text")
 
 
 class Answer(Record):

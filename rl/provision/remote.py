@@ -21,16 +21,16 @@ def prepare_account(order: str) -> str:
 
 def train(order: str) -> str:
     """The short run, whole."""
-    return train_campaign(order)
+    return train_campaign(order, whole=True)
 
 
 def final_train(order: str) -> str:
-    """The campaign, on one container."""
+    """The campaign's training, on one container."""
     return train_campaign(order)
 
 
 def final_cluster(order: str) -> str:
-    """The campaign, on all GPUs of several machines; called in each of them."""
+    """The same on all GPUs of several machines; called in each of them."""
     return train_on_cluster(order)
 
 

@@ -19,6 +19,8 @@ from rl.guards import Launch, launch_guards, receipt_guard, rehearsal_guard, ren
 from rl.prepare import prepare_tasks
 from rl.receipts import main as receipts
 from rl.rehearsal import prepare_stand_ins, stand_in
+from tests.support.modal_rented import account, modal_of_our_own
+from tests.support.modal_server import WORKSPACE
 
 ROOT = Path(__file__).parents[3]
 CODE = CodePin(commit="c" * 40, dirty=False, packages={})
@@ -200,12 +202,16 @@ def test_receipts_are_listed_and_resolved(
     assert receipts([*state, "ls"]) == 0
     assert "nothing was submitted" in capsys.readouterr().out
     ledger = Ledger(tmp_path / "receipts")
-    intent = new_intent("run", "run.a1", "modal", "team/main", "train", tags={"run": "run"})
+    tags = {"app": "rl-run.a1", "claims": "rl-claims"}
+    intent = new_intent("run", "run.a1", "modal", f"{WORKSPACE}/main", "train", tags=tags)
     with ledger.claim(intent):
         pass
-    assert receipts([*state, "inspect", "run"]) == 0
+    with modal_of_our_own() as server:
+        account(server)
+        assert receipts([*state, "inspect", "run"]) == 0
     shown = capsys.readouterr().out
-    assert "run.a1: ambiguous" in shown and "run=run" in shown
+    assert "run.a1: ambiguous" in shown
+    assert "no app rl-run.a1; so nothing was called: --finding absent" in shown
     assert "python -m rl.receipts resolve run run.a1 --finding absent" in shown
     with pytest.raises(ConfigurationError, match="nothing was submitted as 'other'"):
         receipts([*state, "inspect", "other"])

@@ -8,12 +8,16 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import rl.provision.container as container
 from rl.errors import DeadlineExceeded, InfrastructureError
+from rl.evidence.layout import CampaignDir
+from rl.evidence.rows import Audit, Finding
+from rl.files import write_json
 from rl.provision.container import (
     Runtime,
     evaluate_shard,
@@ -24,7 +28,8 @@ from rl.provision.container import (
 )
 from rl.provision.continuation import Calls, continue_campaign
 from rl.provision.machine import Machine
-from rl.provision.order import CONFIG, Answer, Order
+from rl.provision.order import CONFIG, GATES, Answer, Order
+from sandboxes.gates import GateReport, GateResult, load_report, save_report
 from tests.support.modal_rented import configured
 
 RUN = "run-1"
@@ -35,8 +40,10 @@ ORDER = Order(
     app="terminal-rl-run-1.a1",
     claims="terminal-rl-claims",
     environment="main",
-    gates='{"passed": 2}',
 )
+
+
+JOB_SERVER = "http://127.0.0.1:8265"
 
 
 class Preempted(BaseException):
@@ -50,9 +57,12 @@ class FakeMachine:
     ends: Callable[[Sequence[str]], int] = lambda _: 0
     said: list[str] = field(default_factory=list)
     commands: list[list[str]] = field(default_factory=list)
+    head: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(job_server=JOB_SERVER, dashboard_port=8265)
+    )
 
-    def start_head(self, host: str = "127.0.0.1") -> None:
-        self.said.append(f"head {host}")
+    def start_head(self, host: str | None = None) -> None:
+        self.said.append(f"head {host or 'alone'}")
 
     def await_nodes(self, count: int) -> None:
         self.said.append(f"{count} nodes")
@@ -116,6 +126,13 @@ def volume(tmp_path: Path) -> Volume:
     return Volume(tmp_path)
 
 
+def passed(digest: str) -> dict[str, GateResult]:
+    result = GateResult(
+        name=digest, digest=digest, verdict="passed", oracle=[1.0], nothing=[0.0], seconds=1.0
+    )
+    return {digest: result}
+
+
 def answer(text: str) -> Answer:
     return Answer.model_validate_json(text)
 
@@ -125,14 +142,28 @@ def test_a_campaign_is_a_job_of_a_head_of_its_own(volume: Volume) -> None:
     runtime = volume.runtime("fc-1", machine)
     ended = answer(train_campaign(ORDER.model_dump_json(), runtime))
     assert (ended.ending, ended.exit_code, ended.resumed) == ("done", 0, False)
-    assert machine.said == ["head 127.0.0.1", "rl.submit", "stop", "commit"]
+    assert machine.said == ["head alone", "rl.submit", "stop", "commit"]
     (command,) = machine.commands
     assert command == [
-        *["-m", "rl.submit", "--address", "http://127.0.0.1:8265"],
+        *["-m", "rl.submit", "--address", JOB_SERVER],
         *["--config", str(runtime.sources / CONFIG), "--run-id", RUN],
-        *["--state", str(runtime.state), "--receipts", "/root/receipts"],
+        *["--state", str(runtime.state), "--receipts", "/root/receipts", "--train-only"],
     ]
-    assert (runtime.state / "gates" / "report.json").read_text() == ORDER.gates
+
+
+def test_the_short_run_evaluates_and_reports_too(volume: Volume) -> None:
+    machine = FakeMachine()
+    train_campaign(ORDER.model_dump_json(), volume.runtime("fc-1", machine), whole=True)
+    assert "--train-only" not in machine.commands[0]
+
+
+def test_what_was_proven_of_tasks_is_added_to_what_is_known(volume: Volume) -> None:
+    runtime = volume.runtime("fc-1", FakeMachine())
+    gates = runtime.state / "gates" / "report.json"
+    save_report(GateReport(results=passed("known")), gates)
+    save_report(GateReport(results=passed("told")), runtime.sources / GATES)
+    train_campaign(ORDER.model_dump_json(), runtime)
+    assert set(load_report(gates).results) == {"known", "told"}
 
 
 def test_a_preempted_call_continues_the_run_that_it_has_begun(volume: Volume) -> None:
@@ -145,7 +176,7 @@ def test_a_preempted_call_continues_the_run_that_it_has_begun(volume: Volume) ->
     first = FakeMachine(preempted)
     with pytest.raises(Preempted):
         train_campaign(ORDER.model_dump_json(), volume.runtime("fc-1", first))
-    assert first.said == ["head 127.0.0.1", "rl.submit", "commit", "rl.submit", "stop", "commit"]
+    assert first.said == ["head alone", "rl.submit", "commit", "rl.submit", "stop", "commit"]
     assert first.commands[1][4:6] == ["--stop", RUN]
 
     second = FakeMachine()
@@ -252,6 +283,20 @@ def test_a_shard_is_a_run_of_its_own_and_continued_by_its_name(volume: Volume) -
     assert again.commands == [["-m", "rl.heldout", "--resume", "run-1-shard1", "--state", state]]
 
 
+def test_a_shard_that_was_evaluated_is_not_evaluated_again(volume: Volume) -> None:
+    runtime = volume.runtime("fc-3", FakeMachine())
+    directory = CampaignDir(volume.begin("heldout", "run-1-shard1"))
+    directory.summary.write_text("{}")
+    finding = Finding(code="lost-record", where="x", message="y")
+    write_json(directory.audit, Audit(run_id=RUN, checked={}, findings=[finding]))
+    unclean = FakeMachine()
+    evaluate_shard(ORDER.model_dump_json(), 1, 2, volume.runtime("fc-3", unclean))
+    assert unclean.commands
+    write_json(directory.audit, Audit(run_id=RUN, checked={}, findings=[]))
+    ended = answer(evaluate_shard(ORDER.model_dump_json(), 1, 2, runtime))
+    assert (ended.ending, ended.note) == ("done", "was evaluated before")
+
+
 def test_of_a_clusters_machines_the_first_has_the_head_and_the_others_join(
     volume: Volume,
 ) -> None:
@@ -342,7 +387,9 @@ def test_shards_are_evaluated_after_training_then_reported(volume: Volume) -> No
     assert calls.waited == ["fc-1", "fc-w1", "fc-w2"]
     assert calls.spawned == [(1, 2), (2, 2)]
     assert machine.said == ["reload", "reload", "rl.final", "commit"]
-    assert machine.commands[0][:4] == ["-m", "rl.final", "--resume", RUN]
+    (command,) = machine.commands
+    assert command[:4] == ["-m", "rl.final", "--resume", RUN]
+    assert command[-4:] == ["--take-in", "run-1-shard1", "--take-in", "run-1-shard2"]
 
 
 def test_nothing_is_evaluated_when_training_has_not_ended_well(volume: Volume) -> None:
@@ -412,24 +459,3 @@ def test_a_command_that_outlives_its_limit_is_ended_with_its_children(tmp_path: 
 
 def test_a_commands_exit_code_is_told(tmp_path: Path) -> None:
     assert Machine(tmp_path).run(["sh", "-c", "exit 7"], 10.0) == 7
-
-
-def test_a_head_that_ends_at_once_is_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "ray").write_text("#!/bin/sh\nexit 3\n")
-    (tools / "ray").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    machine = Machine(tmp_path)
-    monkeypatch.setattr("rl.provision.machine.DASHBOARD_PORT", 1)
-    with pytest.raises(InfrastructureError, match="exit code 3"):
-        machine.start_head()
-    machine.stop()
-    token = tmp_path / ".ray" / "auth_token"
-    assert token.stat().st_mode & 0o777 == 0o600

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import subprocess
@@ -35,6 +36,7 @@ from rl.provision.following import follow, newest, stop
 from rl.provision.inquiry import told, what_exists
 from rl.provision.launch import Request, launch, prepare_account
 from rl.provision.order import Answer, read_order
+from rl.receipts import main as receipts
 from tests.support.modal_apps import ModalApps, ModalCall
 from tests.support.modal_rented import ROOT, TOKEN_SECRET, account, configured, modal_of_our_own
 from tests.support.modal_server import ModalServer
@@ -106,14 +108,20 @@ def test_a_launch_leaves_intent_calls_and_receipt(
     assert continuation.arguments == (training.arguments[0], "fc-1", 2)
 
 
-def test_the_report_of_the_gates_travels_with_the_order(
+def test_the_report_of_the_gates_travels_with_the_sources(
     apps: ModalApps, request_of: Callable[..., Request]
 ) -> None:
     request = request_of()
     (request.state / "gates").mkdir()
-    (request.state / "gates" / "report.json").write_text('{"passed": 103}')
+    report = b'{"results": {}}'
+    (request.state / "gates" / "report.json").write_bytes(report)
     launch(request)
-    assert read_order(apps.calls[0].arguments[0]).gates == '{"passed": 103}'
+    uploaded = {
+        file.filename: file.sha256_hex
+        for asked in apps.asked("MountGetOrCreate")
+        for file in asked.files
+    }
+    assert uploaded["/opt/terminal-rl/gates-report.json"] == hashlib.sha256(report).hexdigest()
 
 
 def test_the_intent_is_on_disk_before_anything_is_made_at_modal(
@@ -357,6 +365,33 @@ def test_stopping_cancels_what_runs_and_nothing_else(
     assert stop(newest(request.ledger, "run-1")) == []
 
 
+def test_stopping_cancels_workers_that_the_continuation_has_called(
+    apps: ModalApps, request_of: Callable[..., Request]
+) -> None:
+    request = request_of()
+    launch(request)
+    apps.calls[0].output = DONE
+    apps.calls.append(ModalCall("fc-w1", "heldout_worker", ("{}", 1, 2)))
+    apps.calls.append(ModalCall("fc-w2", "heldout_worker", ("{}", 2, 2), output=DONE))
+    assert stop(newest(request.ledger, "run-1")) == ["fc-2", "fc-w1"]
+    assert [call.id for call in apps.calls if call.cancelled] == ["fc-2", "fc-w1"]
+    order = [asked.function_call_id for asked in apps.asked("FunctionCallCancel")]
+    assert order == ["fc-2", "fc-w1"]  # what makes calls comes first
+
+
+def test_receipts_ask_modal_what_there_is(
+    apps: ModalApps, request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = request_of()
+    launch(request)
+    assert receipts(["--state", str(request.state), "inspect", "run-1"]) == 0
+    shown = capsys.readouterr().out
+    assert f"app {APP}: ap-{APP}" in shown and "call final_train: fc-1 running" in shown
+    apps.workspace = "their-lab"
+    assert receipts(["--state", str(request.state), "inspect", "run-1"]) == 0
+    assert "could not be asked: the workspace 'their-lab'" in capsys.readouterr().out
+
+
 def test_a_run_is_continued_when_the_attempt_before_has_ended(
     apps: ModalApps, request_of: Callable[..., Request]
 ) -> None:
@@ -386,7 +421,7 @@ def test_preparing_makes_the_volumes_and_asks_for_no_gpu(
     apps.volumes.clear()
     note = "1 model, 103 tasks"
     apps.answer = lambda _: Answer(ending="done", exit_code=0, note=note).model_dump_json()
-    assert prepare_account(configured(), "configs/final.toml") == note
+    assert prepare_account(configured()) == note
     assert set(apps.volumes) == {"terminal-rl-state", "terminal-rl-models"}
     (created,) = apps.asked("FunctionCreate")
     assert created.function.function_name == "prepare_account"
