@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -26,6 +26,7 @@ from pydantic import Field
 from rl.config import CampaignConfig
 from rl.evidence.prices import Prices
 from rl.forecast_config import Durations, Range
+from rl.provision.functions import campaign_functions, functions, modal_of
 from rl.records import Record
 from rl.schedule.order import TaskOrder
 from rl.schedule.scheduler import Scheduler
@@ -38,6 +39,8 @@ Level = Literal["low", "likely", "high"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 SEEDS = 5
 STALE_PRICES_DAYS = 180
+WORKERS = "start workers"  # containers of their own evaluate what another has trained
+TRAINING = ("prepare", "gates", "start", "train", "checkpoint")  # of the container with all GPUs
 MIB_PER_GIB = 1024
 
 
@@ -122,11 +125,14 @@ def forecast(
         "start": _fixed(stages.start),
         "train": _spread(runs, lambda run: run.train_s),
         "checkpoint": _fixed(stages.verify),
+        **({WORKERS: _fixed(stages.start)} if config.modal else {}),
         "heldout": _spread(runs, lambda run: run.heldout_s),
         "report": _fixed(stages.report),
     }
     total = Spread.total(list(seconds.values()))
-    costs = _costs(config, prices, total, _spread(runs, lambda run: run.attempts_s))
+    sandboxes = _sandboxes(config, prices, _spread(runs, lambda run: run.attempts_s))
+    machines = _containers if config.modal else _machines
+    costs = [*machines(config, prices, seconds), *sandboxes]
     kind = "measured" if durations.measured else "assumed, not measured"
     return Forecast(
         durations=f"{durations.source}; {kind}, as of {durations.as_of}",
@@ -274,30 +280,58 @@ def _spread(runs: dict[Level, list[_Times]], figure: Callable[[_Times], float]) 
 # ---- costs ------------------------------------------------------------------
 
 
-def _costs(
-    config: CampaignConfig, prices: Prices, total_s: Spread, attempts_s: Spread
+def _machines(
+    config: CampaignConfig, prices: Prices, seconds: Mapping[str, Spread]
 ) -> list[CostLine]:
-    """What is rented; GPUs and their machine from the first stage to the last."""
-    need, lines = config.resources, list[CostLine]()
+    """A cluster with GPUs, from the first stage to the last."""
+    need, total_s = config.resources, Spread.total(list(seconds.values()))
     gpus = need.trainer_gpus + need.replica_gpus * config.engine.replicas
     cpus = need.trainer_cpus + need.replica_cpus * config.engine.replicas
     cpus += need.worker_cpus * config.episodes.workers
-    if gpus:
-        name, price = prices.gpu(None, "the price table")
-        what = f"{gpus:g} {name} from the first stage to the last"
-        lines.append(CostLine(what=what, amount=total_s.times(gpus * price)))
-        core_s = prices.modal.container.core_second
-        what = f"{cpus:g} CPU cores beside them"
-        lines.append(CostLine(what=what, amount=total_s.times(cpus * core_s)))
-    sandbox, price = config.sandbox, prices.modal.sandbox
-    if sandbox.provider == "modal":
-        gib = sandbox.memory_mb / MIB_PER_GIB
-        second = sandbox.cpus * price.core_second + gib * price.gib_second
-        attempts = config.training_episodes + config.heldout_attempts
-        attempts += len(config.eval_versions) * config.eval_cells
-        what = f"sandboxes of {attempts} attempts, {sandbox.cpus:g} CPU and {gib:g} GiB each"
-        lines.append(CostLine(what=what, amount=attempts_s.times(second)))
+    if not gpus:
+        return []
+    name, price = prices.gpu(None, "the price table")
+    core_s = prices.modal.container.core_second
+    return [
+        CostLine(
+            what=f"{gpus:g} {name} from the first stage to the last",
+            amount=total_s.times(gpus * price),
+        ),
+        CostLine(what=f"{cpus:g} CPU cores beside them", amount=total_s.times(cpus * core_s)),
+    ]
+
+
+def _containers(
+    config: CampaignConfig, prices: Prices, seconds: Mapping[str, Spread]
+) -> list[CostLine]:
+    """Modal's containers, each for the stages that it is there for."""
+    training, worker, continuation = functions(config, campaign_functions(config))
+    evaluated_s = Spread.total([seconds[WORKERS], seconds["heldout"]])
+    total_s = Spread.total(list(seconds.values()))
+    trained_s = Spread.total([seconds[stage] for stage in TRAINING])
+    lines: list[CostLine] = []
+    for spec, lasts in ((training, trained_s), (worker, evaluated_s), (continuation, total_s)):
+        price, machine = 0.0, prices.modal.container
+        if spec.gpus:
+            price = spec.gpus * prices.gpu(modal_of(config).gpu.rstrip("!"), "modal.gpu")[1]
+        price += spec.cpus * machine.core_second
+        price += spec.memory_mib / MIB_PER_GIB * machine.gib_second
+        what = f"{spec.name}: {spec.max_containers} x ({spec.gpu or 'no GPU'}, {spec.cpus:g} CPU)"
+        lines.append(CostLine(what=what, amount=lasts.times(spec.max_containers * price)))
     return lines
+
+
+def _sandboxes(config: CampaignConfig, prices: Prices, attempts_s: Spread) -> list[CostLine]:
+    """Sandboxes, where each attempt rents one."""
+    sandbox, price = config.sandbox, prices.modal.sandbox
+    if sandbox.provider != "modal":
+        return []
+    gib = sandbox.memory_mb / MIB_PER_GIB
+    second = sandbox.cpus * price.core_second + gib * price.gib_second
+    attempts = config.training_episodes + config.heldout_attempts
+    attempts += len(config.eval_versions) * config.eval_cells
+    what = f"sandboxes of {attempts} attempts, {sandbox.cpus:g} CPU and {gib:g} GiB each"
+    return [CostLine(what=what, amount=attempts_s.times(second))]
 
 
 def _notes(
@@ -315,9 +349,10 @@ def _notes(
     age = (today - prices.as_of).days
     if age > STALE_PRICES_DAYS:
         notes.append(f"the prices are {age} days old: check them at {prices.source}")
+    left_out = [] if config.modal else ["memory beside the GPUs"]
+    left_out += ["storage", "network", "the provider's factors for region and for work that may"]
     notes.append(
-        "not in it: memory beside the GPUs, storage, network, the provider's factors for "
-        "region and for work that may not be preempted, downloads before the first run"
+        f"not in it: {', '.join(left_out)} not be preempted, downloads before the first run"
     )
     return notes
 

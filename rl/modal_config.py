@@ -67,8 +67,10 @@ class ModalConfig(Section):
         "MODAL_TOKEN_SECRET), HF_TOKEN for a gated model",
     )
     regions: tuple[Text, ...] = Field(default=(), description="regions; any if empty")
-    cpus: Cores = Field(default=16, description="cores of a container with GPUs")
-    memory_gib: Memory = Field(default=96, description="memory of a container with GPUs, GiB")
+    cpus: Cores = Field(default=16, description="cores of a container that trains")
+    memory_gib: Memory = Field(default=96, description="memory of a container that trains, GiB")
+    worker_cpus: Cores = Field(default=6, description="cores of a held-out worker")
+    worker_memory_gib: Memory = Field(default=32, description="memory of a held-out worker, GiB")
     commit_s: Seconds = Field(default=120.0, description="between two commits of the volume, s")
     dashboard: Flag = Field(
         default=False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from rl.config import CampaignConfig
+from rl.provision.functions import campaign_functions, functions
 
 
 def plan(config: CampaignConfig) -> dict[str, Any]:
@@ -83,6 +84,7 @@ def plan(config: CampaignConfig) -> dict[str, Any]:
                 "created_per_s": config.sandbox.creates_per_s,
             },
         },
+        **_rented(config),
         "bounds": {
             "episode_deadline_s": config.episodes.deadline_s,
             "sandbox_create_s": config.sandbox.create_timeout_s,
@@ -107,6 +109,22 @@ def plan(config: CampaignConfig) -> dict[str, Any]:
             "evaluate the held-out tasks with base and final weights; stop everything",
             "audit the evidence; write report.html",
         ],
+    }
+
+
+def _rented(config: CampaignConfig) -> dict[str, Any]:
+    """What Modal would be asked for."""
+    if config.modal is None:
+        return {}
+    names = campaign_functions(config)
+    return {
+        "modal": {
+            "workspace": config.modal.workspace,
+            "environment": config.modal.environment,
+            "volumes": [config.modal.state_volume, config.modal.model_volume],
+            "secrets": list(config.modal.secrets),
+            **{spec.name: spec.row() for spec in functions(config, names)},
+        }
     }
 
 

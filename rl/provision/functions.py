@@ -52,6 +52,21 @@ class FunctionSpec:
     max_containers: int = 1
     nodes: int = 1
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of one container."""
+        return int(self.gpu.rpartition(":")[2]) if self.gpu else 0
+
+    def row(self) -> dict[str, Any]:
+        """For a plan."""
+        return {
+            "gpu": self.gpu or "none",
+            "cpus": self.cpus,
+            "memory_gib": self.memory_mib // MIB_PER_GIB,
+            "timeout_s": self.timeout_s,
+            "containers": self.max_containers,
+        }
+
 
 def modal_of(config: CampaignConfig) -> ModalConfig:
     """The configuration's `[modal]`.
@@ -111,8 +126,9 @@ def _spec(config: CampaignConfig, name: FunctionName) -> FunctionSpec:
             gpu, nodes = _gpu(modal, MAX_GPUS), modal.nodes
             return FunctionSpec(name, gpu, *on_gpu, bound, max_containers=nodes, nodes=nodes)
         case "heldout_worker":
-            shards = config.heldout.shards
-            return FunctionSpec(name, _gpu(modal, replica), *on_gpu, bound, max_containers=shards)
+            shards, gib = config.heldout.shards, modal.worker_memory_gib
+            machine = (float(modal.worker_cpus), gib * MIB_PER_GIB)
+            return FunctionSpec(name, _gpu(modal, replica), *machine, bound, max_containers=shards)
         case "final_continue":
             waits = min(int(MAX_FUNCTION_S), 2 * bound + WAIT_MARGIN_S)
             return FunctionSpec(name, None, *on_cpu, waits)

@@ -72,16 +72,34 @@ def test_a_campaign_without_chance_takes_what_can_be_counted_by_hand() -> None:
     assert found.total_s == Spread.total(list(found.seconds.values()))
 
 
-def test_what_is_rented_is_priced_by_the_second() -> None:
-    found = forecast(FINAL, durations(), PRICES)
+def test_a_clusters_gpus_are_priced_by_the_second() -> None:
+    own = CampaignConfig.model_validate(FINAL.model_dump() | {"modal": None})
+    found = forecast(own, durations(), PRICES)
     gpu = PRICES.modal.gpus["H100"]
     assert found.costs[0].amount.likely == pytest.approx(3 * gpu * found.total_s.likely)
+    assert "start workers" not in found.seconds
     sandbox = PRICES.modal.sandbox
     second = 0.125 * sandbox.core_second + 0.125 * sandbox.gib_second
     # Every attempt takes 100 s; what is sampled beyond the last update is paid for as well.
     assert found.costs[2].amount.likely >= (640 + 368) * 100 * second
     assert "sandboxes of 1008 attempts" in found.costs[2].what
     assert found.total_cost.likely == pytest.approx(sum(c.amount.likely for c in found.costs))
+
+
+def test_modals_containers_are_priced_while_they_are_there() -> None:
+    found = forecast(FINAL, durations(), PRICES)
+    training, worker, continuation, _ = found.costs
+    gpu, core = PRICES.modal.gpus["H100"], PRICES.modal.container.core_second
+    gib = PRICES.modal.container.gib_second
+    seconds = {stage: spread.likely for stage, spread in found.seconds.items()}
+    before = sum(seconds[s] for s in ("prepare", "gates", "start", "train", "checkpoint"))
+    assert training.what.startswith("final_train: 1 x (H100!:3, 16 CPU)")
+    assert training.amount.likely == pytest.approx(before * (3 * gpu + 16 * core + 96 * gib))
+    evaluated = seconds["start workers"] + seconds["heldout"]
+    assert worker.what.startswith("heldout_worker: 2 x (H100!:1, 6 CPU)")
+    assert worker.amount.likely == pytest.approx(evaluated * 2 * (gpu + 6 * core + 32 * gib))
+    whole = 2 * core + 16 * gib
+    assert continuation.amount.likely == pytest.approx(found.total_s.likely * whole)
 
 
 def test_what_is_not_rented_costs_nothing() -> None:
@@ -152,7 +170,7 @@ def test_evaluations_on_the_way_take_time_and_sandboxes() -> None:
     with_evals = CampaignConfig.model_validate(data)
     plain, more = (forecast(c, durations(), PRICES, seeds=1) for c in (FINAL, with_evals))
     assert more.seconds["train"].likely > plain.seconds["train"].likely
-    assert "attempts" in more.costs[2].what and more.costs[2] != plain.costs[2]
+    assert "attempts" in more.costs[-1].what and more.costs[-1] != plain.costs[-1]
 
 
 def test_a_campaigns_own_durations_are_taken_as_measured(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def deployed(
 def test_every_field_of_every_function(campaign: ModalApps) -> None:
     wanted = {
         "final_train": ("H100!", 3, 16_000, 96 * 1024, 33_000, 1),
-        "heldout_worker": ("H100!", 1, 16_000, 96 * 1024, 33_000, 2),
+        "heldout_worker": ("H100!", 1, 6_000, 32 * 1024, 33_000, 2),
         "final_continue": ("", 0, 2_000, 16 * 1024, 67_800, 1),
     }
     assert {request.function.function_name for request in campaign.asked("FunctionCreate")} == set(
