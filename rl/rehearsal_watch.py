@@ -41,25 +41,32 @@ class Watch:
     _read: tuple[int, list[Event]] = field(default=(0, []))
 
     async def submit(self, head: LocalHead, *arguments: str) -> Process:
+        """Start `rl.submit` against the head's job server."""
+        receipts = str((self.folder / "receipts").resolve())
+        where = ("--address", head.job_server, "--receipts", receipts)
+        return await self.start(head, "rl.submit", *arguments, *where)
+
+    async def start(self, head: LocalHead, module: str, *arguments: str) -> Process:
+        """Start a command of the project, with the rehearsal's state and a log of its own."""
         self._logs += 1
-        log = self.folder / f"submit-{self._logs}.log"
-        with log.open("wb") as output:
+        state = ("--state", str(self.folder.resolve()))
+        with self._log.open("wb") as output:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "rl.submit",
+                module,
                 *arguments,
-                "--address",
-                head.job_server,
-                "--state",
-                str(self.folder.resolve()),
-                "--receipts",
-                str((self.folder / "receipts").resolve()),
+                *state,
                 cwd=ROOT,
                 env=head.environment(),
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
             )
+
+    @property
+    def _log(self) -> Path:
+        """Of the newest command."""
+        return self.folder / f"command-{self._logs}.log"
 
     async def follow(self, job: Process) -> int:
         """Wait for the job, as long as it gets on; its exit code."""
@@ -118,9 +125,8 @@ class Watch:
         return path.stat().st_size if path.exists() else 0
 
     def _tail(self) -> str:
-        log = self.folder / f"submit-{self._logs}.log"
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
-        return "\n     ".join([f"{log} ends:", *lines])
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        return "\n     ".join([f"{self._log} ends:", *text.splitlines()[-LOG_LINES:]])
 
 
 def processes(*parts: str, without: str | None = None) -> list[int]:

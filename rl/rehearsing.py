@@ -107,8 +107,7 @@ class Rehearsing:
         every = [*tasks.train, *tasks.heldout]
         await asyncio.to_thread(prepare_stand_ins, config, every, tasks.root, self.folder)
         write_bytes(self.folder / "config.json", json_bytes(config))
-        asked = bundles(config, trainer=True)
-        cpus, gpus = (sum(one.resources.get(key, 0.0) for one in asked) for key in ("CPU", "GPU"))
+        cpus, gpus = (self._capacity(config, key) for key in ("CPU", "GPU"))
         head = LocalHead(self.folder / "ray", max(cpus, 1.0), gpus)
         self.progress.stage("cluster", f"Ray with {cpus:g} logical CPUs and {gpus:g} logical GPUs")
         await head.start(HEAD_START_S)
@@ -122,7 +121,8 @@ class Rehearsing:
         first, second = max(1, updates // 3), max(1, 2 * updates // 3)
         self.progress.stage("submit", f"{submission_name(self._run_id, 1)}, through rl.submit")
         new = ["--config", str(self.folder / "config.json"), "--run-id", self._run_id]
-        job = await self._watch.submit(head, *new)
+        part = ["--train-only"] if self._rented else []
+        job = await self._watch.submit(head, *new, *part)
         try:
             reached = self._watch.has_checkpoint
             await self._watch.until("the first submission trains", reached(first), job)
@@ -132,13 +132,38 @@ class Rehearsing:
         finally:
             await end(job)
         self.progress.stage("submit", f"{submission_name(self._run_id, 2)}: the campaign continues")
-        job = await self._watch.submit(head, "--resume", self._run_id)
+        job = await self._watch.submit(head, "--resume", self._run_id, *part)
         try:
             code = await self._watch.follow(job)
         finally:
             await end(job)
         self._step("the continued campaign", "exit code 0", f"exit code {code}", code == EXIT_OK)
         await self._launch_again(head, new)
+        if self._rented:
+            await self._walk_workers(head)
+
+    async def _walk_workers(self, head: LocalHead) -> None:
+        """Evaluate each shard in a run of its own, as held-out workers do, then report."""
+        shards = self.config.heldout.shards
+        self.progress.stage("workers", f"{shards} held-out shards, a run for each; the report")
+        runs = [f"{self._run_id}-shard{shard}" for shard in range(1, shards + 1)]
+        jobs: list[Process] = []
+        try:
+            for shard, run in enumerate(runs, start=1):
+                which = (self._run_id, "--shard", f"{shard}/{shards}", "--run-id", run)
+                where = ("--address", head.address, "--no-dashboard")
+                jobs.append(await self._watch.start(head, "rl.heldout", *which, *where))
+            codes = [await self._watch.follow(job) for job in jobs]
+            taken = [part for run in runs for part in ("--take-in", run)]
+            resume = ("--resume", self._run_id, "--no-dashboard", *taken)
+            jobs.append(await self._watch.start(head, "rl.final", *resume))
+            codes.append(await self._watch.follow(jobs[-1]))
+        finally:
+            for job in jobs:
+                await end(job)
+        found = f"exit codes {', '.join(map(str, codes))}"
+        passed = not any(codes)
+        self._step("the held-out workers, and the report", "exit codes 0", found, passed)
 
     async def _lose_an_engine(self, job: Process) -> None:
         """Kill a replica's engine; the replica must come back with the current version."""
@@ -271,6 +296,22 @@ class Rehearsing:
         return runs
 
     # ---- inside ---------------------------------------------------------
+
+    @property
+    def _rented(self) -> bool:
+        """Whether containers of their own evaluate what another has trained."""
+        return self.config.modal is not None
+
+    def _capacity(self, config: CampaignConfig, resource: str) -> float:
+        """What the campaign needs of a resource at its widest."""
+
+        def total(config: CampaignConfig, *, trainer: bool) -> float:
+            asked = bundles(config, trainer=trainer)
+            return sum(one.resources.get(resource, 0.0) for one in asked)
+
+        one = config.model_copy(update={"engine": config.engine.model_copy(update={"replicas": 1})})
+        workers = config.heldout.shards * total(one, trainer=False) if self._rented else 0.0
+        return max(total(config, trainer=True), workers)
 
     def _share(self) -> None:
         """What is prepared and gated once need not be again, here nor afterwards."""

@@ -38,6 +38,8 @@ def test_a_rehearsal_walks_a_launch_and_its_failures(tmp_path: Path) -> None:
         resources={"trainer_gpus": 1.0, "replica_gpus": 1.0, "worker_cpus": 1.0},
         schedule={"updates": 6},
         checkpoints={"updates": []},
+        limits={"function_bound_s": 2400.0},
+        modal={"workspace": "nobodys"},
     )
     config = write_config(tmp_path / "small.toml", settings)
     done = rehearse("--config", str(config), "--state", str(tmp_path / "state"))
@@ -52,6 +54,7 @@ def test_a_rehearsal_walks_a_launch_and_its_failures(tmp_path: Path) -> None:
         "engines of a killed driver",
         "the continued campaign",
         "the same launch again",
+        "the held-out workers, and the report",
         "a launcher dies between intent and receipt",
         "guard: every task has passed its gate",
         "audit",
