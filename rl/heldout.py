@@ -158,7 +158,7 @@ def _shard(options: argparse.Namespace, campaign: CampaignDir, frozen: Frozen) -
         )
     part, more = divmod(whole.episodes.concurrency, shards)
     slots = max(1, part + (shard <= more))
-    workers = min(whole.episodes.workers, slots)
+    workers = min(slots, max(1, whole.episodes.workers // shards))
     own = ["engine.replicas=1", "heldout.shards=1"]
     own += [f"episodes.concurrency={slots}", f"episodes.workers={workers}"]
     options.set = [*own, *options.set]

@@ -57,8 +57,11 @@ def newest(ledger: Ledger, run_id: str) -> Entry:
     return found[-1]
 
 
-def follow(entry: Entry) -> int:
-    """Relay what the calls of a submission print until all have ended; the exit code.
+def follow(entry: Entry) -> dict[str, Answer]:
+    """Relay what the calls of a submission print until all, or one that failed, have ended.
+
+    Returns:
+        The answers by the functions' names.
 
     Raises:
         CampaignError: a call failed otherwise than by its driver, or Modal is out of reach.
@@ -99,7 +102,8 @@ def calls_of(entry: Entry) -> dict[str, str]:
     return {name: call for name, call in entry.calls.items() if call.startswith("fc-")}
 
 
-async def _follow(entry: Entry) -> int:
+async def _follow(entry: Entry) -> dict[str, Answer]:
+    answers: dict[str, Answer] = {}
     await require_workspace(entry.intent.target.partition("/")[0])
     for name, call in calls_of(entry).items():
         print(f"modal: following {name}, {call}", flush=True)
@@ -113,9 +117,10 @@ async def _follow(entry: Entry) -> int:
                 await logs
         resumed = ", after a restart" if answer.resumed else ""
         print(f"modal: {name}: {answer.ending}{resumed}. {answer.note}".rstrip(), flush=True)
+        answers[name] = answer
         if answer.ending != "done":
-            return answer.exit_code
-    return 0
+            break
+    return answers
 
 
 async def _await_answer(call: str, limit_s: float) -> Answer:

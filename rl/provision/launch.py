@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shlex
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,7 +115,11 @@ def _guards(request: Request, code: CodePin, entries: Sequence[Entry]) -> list[G
     config = request.config
     account = account_guards(config, prepared=True)
     if request.resume:
-        return [*account, Guard("the attempt before has ended", lambda: _ended(request, entries))]
+        return [
+            *account,
+            Guard("the attempt before has ended", lambda: _ended(request, entries)),
+            Guard("what was launched first", lambda: _same(request, code, entries)),
+        ]
     tasks = prepare_tasks(config.tasks, request.state)
     what = Launch(
         config, request.origin, tasks.train, tasks.heldout, tasks.root, code, request.state
@@ -134,7 +137,7 @@ def _unused(request: Request, entries: Sequence[Entry]) -> str:
             f"run '{request.run_id}' was submitted before: {taken[-1].intent.submission_id}, "
             f"calls {', '.join(taken[-1].calls.values())}",
             str(request.ledger.root / request.run_id),
-            f"follow it with `modal run rl/modal_app.py::follow --run-id {request.run_id}`, "
+            f"follow it with `python -m rl.modal_app follow {request.run_id}`, "
             "continue it with --resume, or choose another --run-id",
         )
     name = app_name(request.config, _next_name(request, entries))
@@ -167,10 +170,32 @@ def _ended(request: Request, entries: Sequence[Entry]) -> str:
             raise ConfigurationError(
                 f"its call {call} ({name}) has not ended",
                 newest.intent.submission_id,
-                f"follow it with `modal run rl/modal_app.py::follow --run-id {request.run_id}`, "
-                f"or stop it with ::stop",
+                f"follow it with `python -m rl.modal_app follow {request.run_id}`, "
+                f"or stop it with `python -m rl.modal_app stop {request.run_id}`",
             )
     return newest.intent.submission_id
+
+
+def _same(request: Request, code: CodePin, entries: Sequence[Entry]) -> str:
+    """That configuration and commit are those of the first attempt.
+
+    Raises:
+        ConfigurationError: one is not; the container would refuse it, and be paid for.
+    """
+    if not entries:
+        return "nothing"
+    first = entries[0].intent
+    for what, before, now in (
+        ("configuration", first.config_digest, request.config.digest()),
+        ("commit", str(first.commit), str(code.commit)),
+    ):
+        if before != now:
+            raise ConfigurationError(
+                f"the {what} is another one ({before[:12]} -> {now[:12]})",
+                first.submission_id,
+                "give the same --config, --set and --seed, from the same commit",
+            )
+    return f"configuration {first.config_digest[:12]} at commit {str(first.commit)[:12]}"
 
 
 async def _deployed(name: str, environment: str) -> bool:
@@ -200,7 +225,7 @@ def _intent(request: Request, code: CodePin, entries: Sequence[Entry]) -> Intent
         "modal",
         f"{table.workspace}/{table.environment}",
         request.names[0],
-        shlex.split(f"modal run rl/modal_app.py::{request.entry} --run-id {request.run_id}"),
+        ["python", "-m", "rl.modal_app", request.entry, "--run-id", request.run_id],
         {
             "app": app_name(request.config, name),
             "claims": claims_name(request.config),

@@ -29,7 +29,7 @@ from rl.errors import (
 from rl.evidence.code_pin import CodePin
 from rl.evidence.receipts import Ledger
 from rl.guards import Guard
-from rl.modal_app import train as train_entry
+from rl.modal_app import main as command
 from rl.prepare import PreparedTasks
 from rl.provision.account import asking
 from rl.provision.following import follow, newest, stop
@@ -69,7 +69,7 @@ def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         (folder / "submitted.json").write_text(config.model_dump_json())
 
     monkeypatch.setattr(launching, "stage", stage)
-    (tmp_path / "state").mkdir()
+    (tmp_path / "state").mkdir(exist_ok=True)
 
     def request(**changes: object) -> Request:
         made = Request(
@@ -78,6 +78,10 @@ def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         return replace(made, **changes)  # type: ignore[arg-type]
 
     return request
+
+
+def code_of(answers: dict[str, Answer]) -> int:
+    return next((one.exit_code for one in answers.values() if one.ending != "done"), 0)
 
 
 def standing(request: Request) -> list[tuple[str, str]]:
@@ -188,7 +192,7 @@ def test_a_run_id_is_launched_once(apps: ModalApps, request_of: Callable[..., Re
     before = len(apps.created())
     with pytest.raises(ConfigurationError, match=r"submitted before: run-1\.a1") as refused:
         launch(request_of())
-    assert "::follow --run-id run-1" in refused.value.remedy
+    assert "rl.modal_app follow run-1" in refused.value.remedy
     assert len(apps.created()) == before
 
 
@@ -248,7 +252,7 @@ def test_a_lost_answer_is_ambiguous_until_somebody_has_looked(
     assert "--finding present --call final_train=fc-1" in told(entry.intent, found)
     request.ledger.resolve("run-1", "run-1.a1", "present", "inspect", {"final_train": "fc-1"})
     apps.calls[0].output = DONE
-    assert follow(newest(request.ledger, "run-1")) == 0
+    assert code_of(follow(newest(request.ledger, "run-1"))) == 0
 
 
 def test_an_app_without_a_call_is_found_to_be_nothing(
@@ -315,7 +319,7 @@ def test_following_relays_the_log_and_ends_with_the_drivers_code(
         "final_continue": Answer(ending="failed", exit_code=2, note="no summary"),
     }
     apps.answer = lambda call: ends[call.function].model_dump_json()
-    assert follow(newest(request.ledger, "run-1")) == 2
+    assert code_of(follow(newest(request.ledger, "run-1"))) == 2
     printed = capsys.readouterr().out
     assert "update 1 of 10\n" in printed
     assert "final_train: done, after a restart" in printed
@@ -338,7 +342,7 @@ def test_a_modal_that_is_away_for_a_while_is_asked_again(
         return DONE
 
     apps.answer = answer
-    assert follow(newest(request.ledger, "run-1")) == 0
+    assert code_of(follow(newest(request.ledger, "run-1"))) == 0
     assert len(asked) == 3
 
 
@@ -428,14 +432,62 @@ def test_preparing_makes_the_volumes_and_asks_for_no_gpu(
     assert created.function.resources.gpu_config.count == 0
 
 
-def test_the_entry_of_the_short_run_refuses_a_long_one(
-    apps: ModalApps, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train", "--max-steps", "10"], "--max-steps: 10 is not one of 1, 2"),
+        (["train", "--concurrency", "128"], "--concurrency: 128 is not one of 16, 32"),
+        (["final_train", "--run-id", "a", "--resume", "b"], "can't be combined"),
+        (["final_train", "--set", "modal.worspace=x"], "did you mean 'workspace'"),
+        (["final_train", "--config", "configs/local.toml"], "has no [modal] table"),
+        (["follow", "nobody"], "nothing was submitted to Modal as 'nobody'"),
+        (["stop", "nobody"], "nothing was submitted to Modal as 'nobody'"),
+        (["follow", "no/body"], "can't be a run id"),
+    ],
+)
+def test_wrong_input_is_refused_and_modal_is_not_asked(
+    apps: ModalApps, tmp_path: Path, arguments: list[str], told: str
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        train_entry(max_steps=10, replace="modal.workspace=our-lab")
-    assert ended.value.code == 2
-    assert "--max-steps: 10 is not one of 1, 2" in capsys.readouterr().err
-    assert apps.server.books.calls == []
+    with pytest.raises(CampaignError) as refused:
+        command([*arguments, "--state", str(tmp_path)])
+    assert told in str(refused.value)
+    assert apps.server.books.calls == [] and list(tmp_path.iterdir()) == []
+
+
+def test_the_commands_outcome_alone_is_on_standard_output_with_json(
+    apps: ModalApps, request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
+) -> None:
+    request_of()
+    apps.answer = lambda _: DONE
+    apps.logs["fc-1"] = "update 1 of 10\n"
+    where = ["--state", str(request_of().state), "--json"]
+    run = ["final_train", "--set", "modal.workspace=our-lab", "--run-id", "run-1"]
+    assert command([*run, *where]) == 0
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    assert told["exit_code"] == 0
+    assert {name: call["ending"] for name, call in told["calls"].items()} == {
+        "final_train": "done",
+        "final_continue": "done",
+    }
+    assert "update 1 of 10" in printed.err and "guard holds: Modal workspace" in printed.err
+    assert command(["stop", "run-1", *where]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run_id": "run-1", "stopped": []}
+
+
+def test_another_configuration_or_commit_does_not_continue_a_run(
+    apps: ModalApps, request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(request_of())
+    apps.answer = lambda _: DONE
+    changed = configured(seed=7)
+    with pytest.raises(ConfigurationError, match="the configuration is another one"):
+        launch(request_of(resume=True, config=changed))
+    monkeypatch.setattr(
+        launching, "pin_code", lambda _: CodePin(commit="f" * 40, dirty=False, packages={})
+    )
+    with pytest.raises(ConfigurationError, match="the commit is another one"):
+        launch(request_of(resume=True))
 
 
 def test_no_secret_is_in_receipts_requests_output_or_arguments(
