@@ -3,8 +3,8 @@
 Invariants:
 - It takes tokens only: the cluster's lies in a file of mode 0600, and is on no command line
   and in no environment.
-- Its job server and dashboard listen on the loopback address; Ray's daemons, which know no
-  such choice, take tokens like everything else.
+- A cluster of this machine alone listens on the loopback address alone; of a larger one the
+  job server and the dashboard do, and Ray's daemons take tokens like everything else.
 - All its processes end with `stop`, and with the owner, by whatever cause it ends.
 """
 
@@ -24,6 +24,7 @@ from actors.engine_command import HOST
 from actors.engine_process import free_port
 from actors.guarded_process import KILL_MARGIN_S, GuardedProcess
 from actors.ray_auth import OWNER_ONLY, TOKEN_BYTES
+from actors.ray_listening import LOOPBACK
 from rl.errors import DeadlineExceeded, InfrastructureError
 from rl.files import disk_errors, write_all
 
@@ -127,6 +128,7 @@ class LocalHead(OwnNode):
             f"--ray-client-server-port={client}",
             f"--dashboard-agent-listen-port={agent}",
         ]
+        self._alone = host == HOST
         options += [] if cpus is None else [f"--num-cpus={cpus:g}"]
         options += [] if gpus is None else [f"--num-gpus={gpus:g}"]
         super().__init__(folder, options, token)
@@ -134,6 +136,9 @@ class LocalHead(OwnNode):
     def environment(self) -> dict[str, str]:
         """The environment of whoever talks to it; names the token's file."""
         return self._own_environment() | {"RAY_ADDRESS": self.job_server}
+
+    def _own_environment(self) -> dict[str, str]:
+        return super()._own_environment() | (LOOPBACK if self._alone else {})
 
     async def start(self, limit_s: float) -> None:
         """Start it and wait until jobs can be submitted.

@@ -21,6 +21,7 @@ from typing import Any
 
 from actors.calls import in_daemon, in_thread
 from actors.ray_auth import MODE_VARIABLE, REFUSED_REMEDY, use_tokens
+from actors.ray_listening import on_loopback
 from rl.errors import ConfigurationError, DeadlineExceeded, InfrastructureError
 
 RAYLET_START_S = 180
@@ -61,7 +62,7 @@ async def connect(address: str | None, namespace: str, dashboard: bool = True) -
 
 
 def start_here(namespace: str, dashboard: bool) -> str:
-    """Start a cluster of this machine; it ends with the thread that calls this.
+    """Start a cluster of this machine, on the loopback address; it ends with the calling thread.
 
     Raises:
         InfrastructureError: it can't be started.
@@ -69,7 +70,8 @@ def start_here(namespace: str, dashboard: bool) -> str:
     use_tokens()
     # A busy machine takes longer than Ray's own 30 s to start its daemon.
     os.environ.setdefault("RAY_raylet_start_wait_time_s", str(RAYLET_START_S))
-    return _init({"address": "local", "include_dashboard": dashboard}, namespace)
+    with on_loopback():
+        return _init({"address": "local", "include_dashboard": dashboard}, namespace)
 
 
 def _join(address: str, namespace: str) -> str:

@@ -159,7 +159,10 @@ def test_a_node_joins_a_head_by_its_token_and_ends_with_it(
 ) -> None:
     for name in [key for key in os.environ if key.startswith("RAY_")]:
         monkeypatch.delenv(name)
-    head = LocalHead(tmp_path / "head", 1, 0, token="a" * 64)
+    from ray.util import get_node_ip_address
+
+    # A head for other nodes, which listens where they can reach it.
+    head = LocalHead(tmp_path / "head", 1, 0, host=get_node_ip_address(), token="a" * 64)
     foreign = JoinedNode(tmp_path / "foreign", head.address, "b" * 64)
     node = JoinedNode(tmp_path / "node", head.address, "a" * 64)
     machine = Machine(ROOT, tmp_path / "unused")
