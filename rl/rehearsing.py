@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from actors.calls import together
 from actors.local_head import LocalHead
 from actors.placement import bundles
 from rl.config import CampaignConfig, SandboxConfig
@@ -102,16 +103,18 @@ class Rehearsing:
 
     async def _rehearse_campaign(self, tasks: PreparedTasks) -> None:
         """Submit the campaign, break it twice, and see it to its end."""
-        self.progress.stage("stand-ins", "model, replies, configuration")
         config = stand_in(self.config, self.folder)
-        every = [*tasks.train, *tasks.heldout]
-        await asyncio.to_thread(prepare_stand_ins, config, every, tasks.root, self.folder)
-        write_bytes(self.folder / "config.json", json_bytes(config))
         cpus, gpus = (self._capacity(config, key) for key in ("CPU", "GPU"))
         head = LocalHead(self.folder / "ray", max(cpus, 1.0), gpus)
-        self.progress.stage("cluster", f"Ray with {cpus:g} logical CPUs and {gpus:g} logical GPUs")
-        await head.start(HEAD_START_S)
+        self.progress.stage(
+            "stand-ins",
+            f"model, replies, and Ray with {cpus:g} logical CPUs and {gpus:g} logical GPUs",
+        )
+        every = [*tasks.train, *tasks.heldout]
+        made = asyncio.to_thread(prepare_stand_ins, config, every, tasks.root, self.folder)
         try:
+            await together(head.start(HEAD_START_S), made)
+            write_bytes(self.folder / "config.json", json_bytes(config))
             await self._walk_launch(head)
         finally:
             await head.stop(HEAD_STOP_S)
@@ -138,9 +141,10 @@ class Rehearsing:
         finally:
             await end(job)
         self._step("the continued campaign", "exit code 0", f"exit code {code}", code == EXIT_OK)
-        await self._launch_again(head, new)
+        walked = [self._launch_again(head, new)]
         if self._rented:
-            await self._walk_workers(head)
+            walked.append(self._walk_workers(head))
+        await together(*walked)
 
     async def _walk_workers(self, head: LocalHead) -> None:
         """Evaluate each shard in a run of its own, as held-out workers do, then report."""
