@@ -165,7 +165,7 @@ async def _volumes(config: CampaignConfig) -> str:
             async with asking("the volumes"):
                 await volume.hydrate.aio()
         except InfrastructureError as error:
-            command = "python -m rl.modal_app prepare_account"
+            command = "python -m rl.rent prepare_account"
             _raise_missing(error, "modal.state_volume", f"prepare the account: {command}")
     return f"{table.state_volume}, {table.model_volume}"
 

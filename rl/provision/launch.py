@@ -137,7 +137,7 @@ def _unused(request: Request, entries: Sequence[Entry]) -> str:
             f"run '{request.run_id}' was submitted before: {taken[-1].intent.submission_id}, "
             f"calls {', '.join(taken[-1].calls.values())}",
             str(request.ledger.root / request.run_id),
-            f"follow it with `python -m rl.modal_app follow {request.run_id}`, "
+            f"follow it with `python -m rl.rent follow {request.run_id}`, "
             "continue it with --resume, or choose another --run-id",
         )
     name = app_name(request.config, _next_name(request, entries))
@@ -170,8 +170,8 @@ def _ended(request: Request, entries: Sequence[Entry]) -> str:
             raise ConfigurationError(
                 f"its call {call} ({name}) has not ended",
                 newest.intent.submission_id,
-                f"follow it with `python -m rl.modal_app follow {request.run_id}`, "
-                f"or stop it with `python -m rl.modal_app stop {request.run_id}`",
+                f"follow it with `python -m rl.rent follow {request.run_id}`, "
+                f"or stop it with `python -m rl.rent stop {request.run_id}`",
             )
     return newest.intent.submission_id
 
@@ -225,7 +225,7 @@ def _intent(request: Request, code: CodePin, entries: Sequence[Entry]) -> Intent
         "modal",
         f"{table.workspace}/{table.environment}",
         request.names[0],
-        ["python", "-m", "rl.modal_app", request.entry, "--run-id", request.run_id],
+        ["python", "-m", "rl.rent", request.entry, "--run-id", request.run_id],
         {
             "app": app_name(request.config, name),
             "claims": claims_name(request.config),

@@ -29,7 +29,6 @@ from rl.errors import (
 from rl.evidence.code_pin import CodePin
 from rl.evidence.receipts import Ledger
 from rl.guards import Guard
-from rl.modal_app import main as command
 from rl.prepare import PreparedTasks
 from rl.provision.account import asking
 from rl.provision.following import follow, newest, stop
@@ -37,6 +36,7 @@ from rl.provision.inquiry import told, what_exists
 from rl.provision.launch import Request, launch, prepare_account
 from rl.provision.order import Answer, read_order
 from rl.receipts import main as receipts
+from rl.rent import main as command
 from tests.support.modal_apps import ModalApps, ModalCall
 from tests.support.modal_rented import ROOT, TOKEN_SECRET, account, configured, modal_of_our_own
 from tests.support.modal_server import ModalServer
@@ -192,7 +192,7 @@ def test_a_run_id_is_launched_once(apps: ModalApps, request_of: Callable[..., Re
     before = len(apps.created())
     with pytest.raises(ConfigurationError, match=r"submitted before: run-1\.a1") as refused:
         launch(request_of())
-    assert "rl.modal_app follow run-1" in refused.value.remedy
+    assert "rl.rent follow run-1" in refused.value.remedy
     assert len(apps.created()) == before
 
 
