@@ -130,19 +130,20 @@ def walk(guards: Sequence[Guard]) -> list[Walked]:
 
 
 def require(guards: Sequence[Guard]) -> list[Walked]:
-    """Walk all guards; refuse if one does.
+    """Walk all guards; refuse if one does; what several say alike is told once.
 
     Raises:
         CampaignError: the refusal, or all of them in one `ConfigurationError`.
     """
     walked = walk(guards)
-    refusals = [one.refusal for one in walked if one.refusal is not None]
+    refusing = [one.refusal for one in walked if one.refusal is not None]
+    refusals = list({str(refusal): refusal for refusal in refusing}.values())
     if len(refusals) == 1:
         raise refusals[0]
     if refusals:
         listed = [str(refusal).replace("\n", "\n    ") for refusal in refusals]
         raise ConfigurationError(
-            "\n  - ".join([f"{len(refusals)} guards refuse the launch:", *listed]), "launch"
+            "\n  - ".join([f"{len(refusing)} guards refuse the launch:", *listed]), "launch"
         )
     return walked
 

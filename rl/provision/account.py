@@ -26,6 +26,7 @@ from rl.provision.functions import modal_of
 
 LOOKUP_S: Final = 60.0  # a lookup takes a tenth of a second; Modal's client tries again
 WHERE: Final = "Modal"
+LOG_IN: Final = "log in with `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
 
 
 @asynccontextmanager
@@ -39,12 +40,11 @@ async def asking(what: str, limit_s: float = LOOKUP_S) -> AsyncGenerator[None]:
     try:
         async with asyncio.timeout(limit_s):
             yield
-    except (AuthError, PermissionDeniedError) as error:
-        raise ConfigurationError(
-            f"{what}: {_first_line(error)}",
-            WHERE,
-            "log in with `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET",
-        ) from error
+    except AuthError as error:
+        # Not with what was asked: whatever is asked next ends in the same way.
+        raise ConfigurationError(f"not logged in: {_first_line(error)}", WHERE, LOG_IN) from error
+    except PermissionDeniedError as error:
+        raise ConfigurationError(f"{what}: {_first_line(error)}", WHERE, LOG_IN) from error
     except TimeoutError as error:
         raise DeadlineExceeded(
             f"{what}: no answer within {limit_s:g} s", WHERE, "see https://status.modal.com"

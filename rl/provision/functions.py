@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -123,6 +124,12 @@ def _spec(config: CampaignConfig, name: FunctionName) -> FunctionSpec:
         case "final_cluster":
             most = modal.nodes * MAX_GPUS
             _require(every, most, "so many machines have; raise modal.nodes")
+            if every <= most - MAX_GPUS:
+                raise ConfigurationError(
+                    f"{most} GPUs would be paid for, and {every} are used",
+                    "modal.nodes",
+                    f"set it to {math.ceil(every / MAX_GPUS)}",
+                )
             gpu, nodes = _gpu(modal, MAX_GPUS), modal.nodes
             return FunctionSpec(name, gpu, *on_gpu, bound, max_containers=nodes, nodes=nodes)
         case "heldout_worker":

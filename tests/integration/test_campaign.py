@@ -75,10 +75,12 @@ def test_two_updates_with_real_engines_end_in_an_audited_report(
     assert processes_naming(str(tmp_path)) == []
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("stage", ["gates", "start", "first batch", "train", "heldout"])
-def test_an_interrupt_at_any_stage_stops_in_seconds_and_can_be_continued(
-    stage: str, model_dir: Path, tmp_path: Path
+INTERRUPTED_AT = ("gates", "start", "first batch", "train", "heldout")
+
+
+@pytest.mark.timeout(900)
+def test_a_campaign_interrupted_at_every_stage_stops_in_seconds_and_is_continued(
+    model_dir: Path, tmp_path: Path
 ) -> None:
     settings = small_config(
         model_dir,
@@ -90,38 +92,11 @@ def test_an_interrupt_at_any_stage_stops_in_seconds_and_can_be_continued(
         checkpoints={"updates": []},
     )
     config = write_config(tmp_path / "small.toml", settings)
-    log = tmp_path / "log"
-    first = start_final(
-        "--config",
-        str(config),
-        "--state",
-        str(tmp_path),
-        "--run-id",
-        "cut",
-        "--no-dashboard",
-        log=log,
-    )
     campaign = tmp_path / "campaigns" / "cut"
-
-    def reached() -> bool:
-        assert first.poll() is None, log.read_text(encoding="utf-8")
-        rows = events(campaign)
-        stages = [row["fields"].get("stage") for row in rows]
-        if stage == "first batch":  # before any checkpoint
-            return any(row["kind"] == "dispatch" for row in rows)
-        if stage == "train":
-            return any(row["kind"] == "checkpoint" for row in rows)
-        if stage == "heldout":
-            return any(row["fields"].get("arm") for row in rows)
-        return stage in stages
-
-    wait_for(reached, log)
-    os.killpg(first.pid, signal.SIGINT)  # as a terminal does: every process of the job gets it
-    assert first.wait(timeout=60) == 130, log.read_text(encoding="utf-8")
-    text = log.read_text(encoding="utf-8")
-    assert "--resume cut" in text
-    assert "Traceback" not in text
-    assert processes_naming(str(tmp_path)) == []
+    which = ("--config", str(config), "--run-id", "cut")
+    for stage in INTERRUPTED_AT:
+        interrupt_at(stage, campaign, tmp_path / f"log {stage}", *which)
+        which = ("--resume", "cut")
 
     done = run_final("--resume", "cut", "--state", str(tmp_path), "--no-dashboard")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -131,6 +106,33 @@ def test_an_interrupt_at_any_stage_stops_in_seconds_and_can_be_continued(
     assert len(ids) == len(set(ids))
     dispatched = {e["fields"]["attempt_id"] for e in events(campaign) if e["kind"] == "dispatch"}
     assert dispatched == set(ids)
+
+
+def interrupt_at(stage: str, campaign: Path, log: Path, *which: str) -> None:
+    """Start or continue a campaign, and interrupt this driver when it reaches a stage."""
+    before = len(events(campaign))
+    state = campaign.parents[1]
+    driver = start_final(*which, "--state", str(state), "--no-dashboard", log=log)
+
+    def reached() -> bool:
+        assert driver.poll() is None, log.read_text(encoding="utf-8")
+        rows = events(campaign)[before:]
+        stages = [row["fields"].get("stage") for row in rows if row["kind"] == "stage"]
+        if stage == "first batch":  # before any checkpoint
+            return any(row["kind"] == "dispatch" for row in rows)
+        if stage == "train":
+            return any(row["kind"] == "checkpoint" for row in rows)
+        if stage == "heldout":
+            return any(row["fields"].get("arm") for row in rows)
+        return stage in stages
+
+    wait_for(reached, log)
+    os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: every process of the job gets it
+    assert driver.wait(timeout=60) == 130, log.read_text(encoding="utf-8")
+    text = log.read_text(encoding="utf-8")
+    assert "--resume cut" in text
+    assert "Traceback" not in text
+    assert processes_naming(str(state)) == []
 
 
 def test_an_occupied_run_id_is_refused_with_a_remedy(model_dir: Path, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_several_machines_have_all_their_gpus() -> None:
         ({"resources__replica_gpus": 0.5}, "0.5 GPUs can't be rented"),
         ({"limits__function_bound_s": 90_000.0}, "at most 24 h"),
         ({"modal__nodes": 2, "engine__replicas": 16}, "17 GPUs are more than 16"),
+        ({"modal__nodes": 2, "engine__replicas": 7}, "16 GPUs would be paid for, and 8 are used"),
     ],
 )
 def test_what_modal_would_not_check_is_refused(changes: dict[str, Any], told: str) -> None:

@@ -526,10 +526,20 @@ def test_a_silent_modal_is_one_message() -> None:
     assert "status.modal.com" in late.value.remedy
 
 
+def test_that_nobody_is_logged_in_is_told_once(
+    apps: ModalApps, request_of: Callable[..., Request]
+) -> None:
+    for name in ("WorkspaceNameLookup", "EnvironmentGetOrCreate", "SecretGetOrCreate"):
+        apps.failing[name] = Status.UNAUTHENTICATED
+    with pytest.raises(ConfigurationError, match=r"guards refuse|not logged in") as refused:
+        launch(request_of())
+    assert str(refused.value).count("not logged in") == 1
+    assert apps.created() == []
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (Status.UNAUTHENTICATED, ConfigurationError),
         (Status.PERMISSION_DENIED, ConfigurationError),
         (Status.FAILED_PRECONDITION, InfrastructureError),
     ],
