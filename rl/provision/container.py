@@ -46,6 +46,7 @@ from sandboxes.gates import load_report, save_report
 # Receipts of a head that ends with the container are of no use to the next one.
 RECEIPTS: Final = Path("/root/receipts")
 END_MARGIN_S: Final = 240.0  # of a function's bound, kept for stopping and the last commit
+JOIN_S: Final = 5.0  # for a commit that is under way when the run ends: another follows
 GRACE_S: Final = 15.0  # a preempted container has half a minute; the rest is the last commit's
 
 
@@ -213,9 +214,13 @@ def _train(order: Order, own: Runtime, hosts: Sequence[str] = (), *, whole: bool
         if resumed
         else ["--config", str(own.sources / CONFIG), "--run-id", order.run_id]
     )
-    own.machine.start_head(hosts[0] if hosts else None)
-    if len(hosts) > 1:
-        own.machine.await_nodes(len(hosts))
+    try:
+        own.machine.start_head(hosts[0] if hosts else None)
+        if len(hosts) > 1:
+            own.machine.await_nodes(len(hosts))
+    except BaseException:
+        own.machine.stop()
+        raise
     submit = [sys.executable, "-m", "rl.submit", "--address", own.machine.head.job_server]
     where = ["--state", str(own.state), "--receipts", str(own.receipts)]
     part = [] if whole else ["--train-only"]
@@ -276,7 +281,7 @@ def _supervised(own: Runtime, command: Sequence[str], stop: Sequence[str], resum
         with _committing(own, every):
             code = own.machine.run(command, limit)
     except BaseException:  # preemption and cancellation are no Exceptions
-        own.commit()
+        _try_commit(own)
         if stop:
             with contextlib.suppress(CampaignError):  # the machine is stopped next in any case
                 own.machine.run(stop, GRACE_S)
@@ -284,8 +289,10 @@ def _supervised(own: Runtime, command: Sequence[str], stop: Sequence[str], resum
     finally:
         own.machine.stop()
         own.commit()
-    ending = "done" if code == 0 else "failed"
-    return Answer(ending=ending, exit_code=code, resumed=resumed)
+    if code == 0:
+        return Answer(ending="done", exit_code=0, resumed=resumed)
+    note = "its last lines say why; what it has written is in the volume"
+    return Answer(ending="failed", exit_code=code, resumed=resumed, note=note)
 
 
 @contextmanager
@@ -295,13 +302,7 @@ def _committing(own: Runtime, every_s: float) -> Generator[None]:
 
     def commit() -> None:
         while not ended.wait(every_s):
-            begun = time.monotonic()
-            try:
-                own.commit()
-            except Exception as error:  # noqa: BLE001 -- of Modal's client; the next one may do
-                print(f"container: a commit failed: {error!r}", file=sys.stderr, flush=True)
-            else:
-                print(f"container: committed in {time.monotonic() - begun:.1f} s", flush=True)
+            _try_commit(own)
 
     thread = threading.Thread(target=commit, name="commits", daemon=True)
     thread.start()
@@ -309,7 +310,18 @@ def _committing(own: Runtime, every_s: float) -> Generator[None]:
         yield
     finally:
         ended.set()
-        thread.join(END_MARGIN_S)
+        thread.join(JOIN_S)
+
+
+def _try_commit(own: Runtime) -> None:
+    """Commit; a failure is told, since a later commit may do and the last one's is raised."""
+    begun = time.monotonic()
+    try:
+        own.commit()
+    except Exception as error:  # noqa: BLE001 -- of Modal's client
+        print(f"container: a commit failed: {error!r}", file=sys.stderr, flush=True)
+    else:
+        print(f"container: committed in {time.monotonic() - begun:.1f} s", flush=True)
 
 
 def _dashboard(own: Runtime, config: CampaignConfig) -> AbstractContextManager[Any]:

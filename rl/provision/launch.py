@@ -31,8 +31,9 @@ from rl.guards import Guard, Launch, launch_guards, rehearsal_guard, require
 from rl.prepare import prepare_tasks
 from rl.provision.account import account_guards, asking, require_workspace
 from rl.provision.build import Built, app_name, build, claims_name, volumes
-from rl.provision.following import answered
+from rl.provision.following import answered, calls_of
 from rl.provision.functions import FunctionName, campaign_functions, functions, modal_of
+from rl.provision.inquiry import what_exists
 from rl.provision.order import GATES, Order, claim_key, read_answer
 from rl.running import ROOT
 from rl.submitting import stage
@@ -165,8 +166,11 @@ def _ended(request: Request, entries: Sequence[Entry]) -> str:
             "launch it without --resume",
         )
     newest = submitted[-1]
-    for name, call in newest.calls.items():
-        if call.startswith("fc-") and not asyncio.run(answered(call)):
+    # Workers are called by the continuation, so no receipt names them.
+    found = [(one.id, one.name) for one in what_exists(newest.intent) if one.kind == "call"]
+    told = [(call, name) for name, call in calls_of(newest).items()]
+    for call, name in dict.fromkeys([*told, *found]):
+        if not asyncio.run(answered(call)):
             raise ConfigurationError(
                 f"its call {call} ({name}) has not ended",
                 newest.intent.submission_id,

@@ -195,6 +195,40 @@ def test_a_run_that_froze_nothing_is_begun_again(volume: Volume) -> None:
     assert "--run-id" in machine.commands[0]
 
 
+def test_a_commit_that_fails_does_not_keep_a_preempted_run_from_stopping(volume: Volume) -> None:
+    def preempted(command: Sequence[str]) -> int:
+        if "--stop" in command:
+            return 0
+        raise Preempted
+
+    machine = FakeMachine(preempted)
+    runtime = volume.runtime("fc-1", machine)
+    commits: list[int] = []
+
+    def commit() -> None:
+        commits.append(1)
+        if len(commits) == 1:
+            raise OSError("no volume")
+
+    runtime.commit = commit
+    with pytest.raises(Preempted):
+        train_campaign(ORDER.model_dump_json(), runtime)
+    assert machine.said == ["head alone", "rl.submit", "rl.submit", "stop"]
+    assert len(commits) == 2
+
+
+def test_a_head_that_does_not_start_leaves_nothing(volume: Volume) -> None:
+    machine = FakeMachine()
+
+    def start_head(host: str | None = None) -> None:
+        raise InfrastructureError("Ray did not start", "ray.log")
+
+    machine.start_head = start_head  # type: ignore[method-assign]
+    ended = answer(train_campaign(ORDER.model_dump_json(), volume.runtime("fc-1", machine)))
+    assert ended.ending == "failed" and "Ray did not start" in ended.note
+    assert machine.said == ["stop"]
+
+
 def test_a_second_call_of_a_submission_does_nothing(volume: Volume) -> None:
     train_campaign(ORDER.model_dump_json(), volume.runtime("fc-1", FakeMachine()))
     other = FakeMachine()

@@ -404,7 +404,12 @@ def test_a_run_is_continued_when_the_attempt_before_has_ended(
     launch(request_of())
     with pytest.raises(ConfigurationError, match=r"fc-1 \(final_train\) has not ended"):
         launch(request_of(resume=True))
-    apps.answer = lambda _: DONE
+    for call in apps.calls:
+        call.output = DONE
+    apps.calls.append(ModalCall("fc-w1", "heldout_worker", ("{}", 1, 2)))
+    with pytest.raises(ConfigurationError, match=r"fc-w1 \(heldout_worker\) has not ended"):
+        launch(request_of(resume=True))
+    apps.calls[-1].output = DONE
     calls = launch(request_of(resume=True))
     assert calls["app"] == "ap-terminal-rl-run-1.a2"
     assert [one for one, _ in standing(request_of())] == ["run-1.a1", "run-1.a2"]
