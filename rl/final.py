@@ -85,13 +85,13 @@ def main(argv: list[str]) -> int:
         for key, text in describe():
             print(f"{key:<36} {text}")
         return EXIT_OK
+    _refuse_parts(options)
     if options.plan:
         return _plan(options)
     if options.durations is not None:
         raise ConfigurationError("goes with --plan", "--durations", "leave it out, or add --plan")
     if options.rehearse:
         return _rehearse(options)
-    _refuse_parts(options)
     directory = None
     try:
         if options.resume is not None:
@@ -109,11 +109,15 @@ def main(argv: list[str]) -> int:
 
 
 def _refuse_parts(options: argparse.Namespace) -> None:
-    """Refuse `--take-in` where it can't go.
+    """Refuse `--take-in` and `--train-only` where they mean nothing.
 
     Raises:
-        ConfigurationError: there is nothing to take it into, or nothing comes after it.
+        ConfigurationError: there is nothing to take in into, or nothing is run.
     """
+    if options.train_only and (options.plan or options.rehearse):
+        raise ConfigurationError(
+            "goes with a campaign that is run", "--train-only", "leave it out here"
+        )
     if options.take_in and (options.resume is None or options.train_only):
         raise ConfigurationError(
             "goes with --resume, and without --train-only: a campaign is evaluated when it is "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,12 @@ from rl.learner.prime.pinned import COMMIT
 from rl.provision.build import app_name, build
 from rl.provision.functions import FunctionName, smoke_overrides
 from tests.support.modal_apps import ModalApps
-from tests.support.modal_rented import ROOT, TOKEN_SECRET, account, configured, modal_of_our_own
+from tests.support.modal_rented import ROOT, TOKEN_SECRET, account, configured
 from tests.support.modal_server import ModalServer
 
 NAME = "terminal-rl-run-1.a1"
 TAGS = {"campaign": "run-1", "attempt": "1"}
 CAMPAIGN: tuple[FunctionName, ...] = ("final_train", "heldout_worker", "final_continue")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ModalServer]:
-    with modal_of_our_own() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

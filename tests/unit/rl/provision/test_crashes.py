@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ from rl.errors import EvidenceError
 from rl.evidence.receipts import Ledger
 from rl.provision.inquiry import told, what_exists
 from tests.support.modal_apps import ModalApps
-from tests.support.modal_rented import ROOT, account, configured, modal_of_our_own
-from tests.support.modal_server import ModalServer
+from tests.support.modal_rented import ROOT, configured
 
 # Launches with guards that hold and one file as sources, and dies after the step that is named.
 DIE = """
@@ -56,17 +54,6 @@ dies_after("the deployment", launching, "_deploy")
 dies_after("a call", launching, "_call")
 launching.launch(launching.Request("final_train", configured(), "final", "run-1", False, state))
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ModalServer]:
-    with modal_of_our_own() as server:
-        yield server
-
-
-@pytest.fixture
-def apps(server: ModalServer) -> ModalApps:
-    return account(server)
 
 
 def die(step: str, state: Path) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,22 +38,10 @@ from rl.provision.order import Answer, read_order
 from rl.receipts import main as receipts
 from rl.rent import main as command
 from tests.support.modal_apps import ModalApps, ModalCall
-from tests.support.modal_rented import ROOT, TOKEN_SECRET, account, configured, modal_of_our_own
-from tests.support.modal_server import ModalServer
+from tests.support.modal_rented import ROOT, TOKEN_SECRET, configured
 
 APP = "terminal-rl-run-1.a1"
 DONE = Answer(ending="done", exit_code=0).model_dump_json()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ModalServer]:
-    with modal_of_our_own() as server:
-        yield server
-
-
-@pytest.fixture
-def apps(server: ModalServer) -> ModalApps:
-    return account(server)
 
 
 @pytest.fixture
