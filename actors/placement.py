@@ -26,6 +26,7 @@ TRAINER = "trainer"
 POLL_S = 1
 # Ray counts fractions in ten-thousandths: less is rounding.
 EPSILON = 1e-4
+SEARCH_STEPS = 5_000  # a second at most; a cluster that is not contrived takes a few dozen
 _SELECTOR = re.compile(r"(?P<no>!)?(?:in\((?P<many>[^)]*)\)|(?P<one>.*))")
 
 
@@ -115,9 +116,9 @@ def strategies(wanted: Sequence[Bundle], nodes: Sequence[Node]) -> list[Strategy
         InfrastructureError: it could not; what is missing is named.
     """
     found: list[Strategy] = []
-    if any(_assign(wanted, [node]) is not None for node in nodes):
+    if any(_holds([node], wanted) for node in nodes):
         found.append("STRICT_PACK")
-    if len(nodes) > 1 and _assign(wanted, nodes) is not None:
+    if len(nodes) > 1 and _holds(nodes, wanted):
         found.append("SPREAD")
     if not found:
         raise InfrastructureError(
@@ -128,24 +129,48 @@ def strategies(wanted: Sequence[Bundle], nodes: Sequence[Node]) -> list[Strategy
     return found
 
 
-def _assign(wanted: Sequence[Bundle], nodes: Sequence[Node]) -> dict[str, str] | None:
-    """A node for each role, the largest placed first; None if one finds none."""
-    free = {node.id: dict(node.resources) for node in nodes}
-    place: dict[str, str] = {}
-    for bundle in sorted(wanted, key=_size, reverse=True):
+def _holds(nodes: Sequence[Node], wanted: Sequence[Bundle]) -> bool:
+    """Whether some assignment of all bundles to nodes fits.
+
+    The largest bundle is placed first, on the fullest node that will do, so that whole nodes
+    are left for what needs one; where that leads nowhere, other nodes are tried.  A search
+    that finds no end within `SEARCH_STEPS` refuses nothing: Ray tries, within its deadline.
+    """
+    free = [dict(node.resources) for node in nodes]
+    ordered = sorted(wanted, key=_size, reverse=True)
+    steps = 0
+
+    def place(index: int) -> bool:
+        nonlocal steps
+        if index == len(ordered):
+            return True
+        bundle, failed = ordered[index], set[object]()
         fit = [
-            node
-            for node in nodes
-            if matches(bundle.labels, node.labels) and _fits(bundle, free[node.id])
+            number
+            for number, node in enumerate(nodes)
+            if matches(bundle.labels, node.labels) and _fits(bundle, free[number])
         ]
-        if not fit:
-            return None
-        # The fullest that will do, so that whole nodes are left for what needs one.
-        best = min(fit, key=lambda node: _room(free[node.id], bundle))
-        for key, amount in bundle.resources.items():
-            free[best.id][key] -= amount
-        place[bundle.role] = best.id
-    return place
+        for number in sorted(fit, key=lambda number: _room(free[number], bundle)):
+            state = (
+                tuple(sorted(free[number].items())),
+                tuple(sorted(nodes[number].labels.items())),
+            )
+            if state in failed:  # another node just like it would not do either
+                continue
+            steps += 1
+            if steps > SEARCH_STEPS:
+                return True
+            before = free[number]
+            free[number] = {
+                key: have - bundle.resources.get(key, 0.0) for key, have in before.items()
+            }
+            if place(index + 1):
+                return True
+            free[number] = before
+            failed.add(state)
+        return False
+
+    return place(0)
 
 
 def _size(bundle: Bundle) -> tuple[float, float, int]:

@@ -73,6 +73,8 @@ class Machine:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # Whatever has started the tests may have had interrupts ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *parts: str, **env: str) -> subprocess.CompletedProcess[str]:

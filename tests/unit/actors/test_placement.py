@@ -125,7 +125,19 @@ some_nodes = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+def test_where_the_fullest_node_leads_nowhere_another_one_is_tried() -> None:
+    # The trainer fits the first node exactly, and then the replicas have too few CPUs.
+    wanted = [gpu("trainer", 2), gpu("replica 0"), gpu("replica 1")]
+    assert strategies(wanted, [node("a", 2, 2), node("b", 3, 1)]) == ["SPREAD"]
+
+
+def test_a_search_without_an_end_refuses_nothing() -> None:
+    # Ninety nodes of 3 and pieces of 2: no pair fits, which only trying everything shows.
+    nodes = [node(str(n), 3, 3 + n) for n in range(90)]
+    assert strategies([gpu(f"r{n}", 2) for n in range(91)], nodes)[-1] == "SPREAD"
+
+
+@settings(max_examples=400, deadline=None)
 @given(some_nodes, st.integers(0, 4), st.integers(0, 3), st.integers(0, 2), st.booleans())
 def test_no_cluster_that_could_hold_a_run_is_refused(
     given_nodes, trainer: int, replicas: int, workers: int, labelled: bool
