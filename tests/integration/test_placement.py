@@ -150,6 +150,7 @@ def test_three_nodes_of_one_gpu_that_share_no_files_make_a_whole_campaign(tmp_pa
             "trainer_gpus": 1.0,
             "replica_gpus": 1.0,
             "worker_cpus": 1.0,
+            "trainer_labels": {"role": "far"},
             "worker_labels": {"role": "far"},
         },
         checkpoints={"updates": [1]},
