@@ -26,6 +26,7 @@ from rl.errors import EngineError
 from rl.evidence.events import PROVEN
 from rl.evidence.frozen import EvaluationPlan
 from rl.evidence.recorder import Recorder
+from rl.evidence.shards import shard_slots, shard_tasks
 from rl.progress import Progress
 from rl.records import AdapterBytes, AttemptSpec, EpisodeRecord, TaskRef
 from rl.serving_config import ServingConfig
@@ -49,7 +50,7 @@ class Arm:
 
 def shards(tasks: Sequence[TaskRef], count: int) -> list[list[TaskRef]]:
     """Disjoint shards whose sizes differ by one at most (23 tasks: 12 and 11)."""
-    return [list(tasks[index::count]) for index in range(count)]
+    return [shard_tasks(tasks, shard, count) for shard in range(1, count + 1)]
 
 
 @dataclass
@@ -129,9 +130,7 @@ class EvaluationLoop:
 
     def _slots(self, replica: int) -> int:
         """This shard's part of the episode slots, at least one."""
-        count = self.plan.shards
-        base, extra = divmod(self.config.episodes.concurrency, count)
-        return max(1, base + (replica < extra))
+        return shard_slots(self.config.episodes.concurrency, replica + 1, self.plan.shards)
 
     async def _cell(self, replica: int, arm: Arm, task: TaskRef, gate: asyncio.Semaphore) -> None:
         """One more graded attempt in this cell, if it still needs one."""

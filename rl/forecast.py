@@ -25,6 +25,7 @@ from pydantic import Field
 
 from rl.config import CampaignConfig
 from rl.evidence.prices import Prices
+from rl.evidence.shards import shard_slots
 from rl.forecast_config import Durations, Range
 from rl.provision.functions import campaign_functions, functions, modal_of
 from rl.records import Record
@@ -218,8 +219,7 @@ def _evaluated(
     stand_for = [rng.randrange(count) for _ in range(tasks)]
     longest = busy = 0.0
     for shard in range(shards):
-        base, extra = divmod(config.episodes.concurrency, shards)
-        slots = max(1, base + (shard < extra))
+        slots = shard_slots(config.episodes.concurrency, shard + 1, shards)
         ended = 0.0
         for arm in range(2):
             cells = [

@@ -137,7 +137,7 @@ def _shard(options: argparse.Namespace, campaign: CampaignDir, frozen: Frozen) -
         EvidenceError: the campaign is not trained, or a checkpoint is damaged.
     """
     from rl.evidence.rows import Arms
-    from rl.evidence.shards import OWN_KEYS, shard_tasks
+    from rl.evidence.shards import OWN_KEYS, shard_slots, shard_tasks
     from rl.evidence.summary import read_json
 
     given = [name for name in ("update", "attempts", "shards", "tasks") if getattr(options, name)]
@@ -156,8 +156,7 @@ def _shard(options: argparse.Namespace, campaign: CampaignDir, frozen: Frozen) -
         raise EvidenceError(
             "its weights are not proven yet", str(campaign.root), "train it to its end first"
         )
-    part, more = divmod(whole.episodes.concurrency, shards)
-    slots = max(1, part + (shard <= more))
+    slots = shard_slots(whole.episodes.concurrency, shard, shards)
     workers = min(slots, max(1, whole.episodes.workers // shards))
     own = ["engine.replicas=1", "heldout.shards=1"]
     own += [f"episodes.concurrency={slots}", f"episodes.workers={workers}"]

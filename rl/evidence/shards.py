@@ -51,6 +51,12 @@ def shard_tasks(tasks: Sequence[TaskRef], shard: int, shards: int) -> list[TaskR
     return list(tasks[shard - 1 :: shards])
 
 
+def shard_slots(slots: int, shard: int, shards: int) -> int:
+    """The part that shard 1, 2, ... of `shards` has of the episode slots, at least one."""
+    part, more = divmod(slots, shards)
+    return max(1, part + (shard <= more))
+
+
 def take_in(campaign: CampaignDir, shard: CampaignDir, events: EventLog) -> bool:
     """Copy a shard's directory into the campaign's, and tell of it; False: it is there already.
 

@@ -34,6 +34,7 @@ from rl.provision.machine import Machine
 from rl.provision.order import (
     CONFIG,
     GATES,
+    OWN,
     SOURCES,
     STATE,
     Answer,
@@ -44,7 +45,7 @@ from rl.provision.order import (
 from sandboxes.gates import load_report, save_report
 
 # Receipts of a head that ends with the container are of no use to the next one.
-RECEIPTS: Final = Path("/root/receipts")
+RECEIPTS: Final = OWN / "receipts"
 END_MARGIN_S: Final = 240.0  # of a function's bound, kept for stopping and the last commit
 JOIN_S: Final = 5.0  # for a commit that is under way when the run ends: another follows
 GRACE_S: Final = 15.0  # a preempted container has half a minute; the rest is the last commit's

@@ -35,8 +35,8 @@ _SUITES: Final = (
     f"debian-security/{ARCHIVE_DAY} bookworm-security",
 )
 _APT: Final = "apt-get -o Acquire::Retries=5"
-_SYNC: Final = "uv pip sync --compile-bytecode"
-_ADD: Final = "uv pip install --no-deps -r"
+_SYNC: Final = "uv pip sync --no-cache --compile-bytecode"
+_ADD: Final = "uv pip install --no-cache --no-deps -r"
 
 
 def cpu_image(config: CampaignConfig, sources: Path) -> modal.Image:
@@ -109,6 +109,5 @@ def _with_requirements(image: modal.Image, name: str) -> modal.Image:
 def _installed(image: modal.Image, environment: str, name: str, how: str) -> modal.Image:
     """The image with an environment brought to a requirement file, by hash."""
     return _with_requirements(image, name).run_commands(
-        f"{how} {REQUIREMENTS}/{name} --python {environment}/bin/python --require-hashes "
-        "--no-build && rm -rf /root/.cache/uv"
+        f"{how} {REQUIREMENTS}/{name} --python {environment}/bin/python --require-hashes --no-build"
     )

@@ -26,9 +26,9 @@ from actors.guarded_process import KILL_MARGIN_S
 from actors.local_head import JoinedNode, LocalHead
 from actors.ray_auth import TOKEN_VARIABLE, use_tokens
 from rl.errors import DeadlineExceeded, InfrastructureError, run_command
-from rl.provision.order import SOURCES
+from rl.provision.order import OWN, SOURCES
 
-FOLDER: Final = Path("/root/ray")  # token and log of Ray; no volume
+FOLDER: Final = OWN / "ray"  # token and log of Ray
 HEAD_PORT: Final = 6379  # at which the other machines of a cluster join
 HEAD_S: Final = 180.0  # a head is there after ten seconds, on a cold disk after a minute
 NODES_S: Final = 600.0  # Modal starts the containers of a cluster together

@@ -18,6 +18,7 @@ from rl.records import Record
 SOURCES: Final = Path("/opt/terminal-rl")  # the sources, in a container
 STATE: Final = Path("/state")
 MODELS: Final = Path("/models")
+OWN: Final = Path("/opt/terminal-rl-own")  # of the container itself, and gone with it
 CONFIG: Final = "submitted.json"  # the configuration, beside the sources
 GATES: Final = "gates-report.json"  # what the launcher has proven of tasks, there as well
 CLAIMS: Final = "claims"  # suffix of the Dict's name: who has which submission

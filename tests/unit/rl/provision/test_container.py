@@ -28,7 +28,7 @@ from rl.provision.container import (
 )
 from rl.provision.continuation import Calls, continue_campaign
 from rl.provision.machine import Machine
-from rl.provision.order import CONFIG, GATES, Answer, Order
+from rl.provision.order import CONFIG, GATES, OWN, Answer, Order
 from sandboxes.gates import GateReport, GateResult, load_report, save_report
 from tests.support.modal_rented import configured
 
@@ -147,7 +147,13 @@ def test_a_campaign_is_a_job_of_a_head_of_its_own(volume: Volume) -> None:
     assert command == [
         *["-m", "rl.submit", "--address", JOB_SERVER],
         *["--config", str(runtime.sources / CONFIG), "--run-id", RUN],
-        *["--state", str(runtime.state), "--receipts", "/root/receipts", "--train-only"],
+        *[
+            "--state",
+            str(runtime.state),
+            "--receipts",
+            str(OWN / "receipts"),
+            "--train-only",
+        ],
     ]
 
 
